@@ -7,22 +7,24 @@ import torch
 from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import DraftSignals
+from draftwise.integrations.vllm.agreement import Alone
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import Texts, create_text_proposer
 from draftwise.policies import PolicyContext, create_policy
 
+from .ranks import Follower, Leader, Unasked
 from .test_text_drafts import USABLE
 
 VOCAB, LONGEST = 50, 6
 
 
-def steer(policy="adaptive", **options):
+def steer(policy="adaptive", agree=None, **options):
     target = StageCost((1.0, 64.0), (0.01, 0.011))
     latency = LatencyModel(target, StageCost((1.0, 64.0), (0.001, 0.0011)))
     made = create_policy(policy, PolicyContext(LONGEST, latency), options)
     proposer = create_text_proposer("suffix")
-    return HybridSteering(made, latency, lambda decision: decision, proposer, VOCAB)
+    return HybridSteering(made, latency, agree or Alone(), proposer, VOCAB)
 
 
 class Engine:
@@ -135,3 +137,21 @@ def test_signals_of_both_sources_are_joined():
     assert probs[1, 0] == pytest.approx(0.902)
     assert 0 < float(probs[0, 0]) < 1
     assert drafts[0].signals.draft_probs.shape == (4, drafts[0].tokens.shape[1], VOCAB)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "svip", "fixed"])
+def test_other_ranks_follow_the_first_one(policy):
+    leader = Leader()
+
+    def run(steering):
+        engine, verified, done = Engine(), {}, []
+        for _ in range(12):
+            verified = engine.step(steering, verified)
+            done.append((verified, dict(steering.copies), steering.pending.num_drafted))
+        return done
+
+    first = run(steer(policy, agree=leader))
+    unasked, proposer = Unasked(PolicyContext(LONGEST)), create_text_proposer("suffix")
+    follower = HybridSteering(unasked, None, Follower(leader.decisions), proposer, VOCAB)
+    assert run(follower) == first
+    assert any(copies for _, copies, _ in first)

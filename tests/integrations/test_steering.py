@@ -12,6 +12,8 @@ from draftwise.integrations.vllm.steps import RequestView, Verified, verified_by
 from draftwise.policies import POLICIES, PolicyContext, create_policy
 from draftwise.policies.base import Policy
 
+from .ranks import Follower, Leader, Unasked
+
 VOCAB, LONGEST = 12, 5
 
 
@@ -45,8 +47,11 @@ def distributions(count, seed, sharpness=2.0):
     return (sharpness * torch.randn(count, VOCAB, generator=generator)).softmax(dim=-1)
 
 
-def step(steering, batch, seed, clock, scores=True):
-    """Run one step of the fake engine. Returns selected lengths and drafted tokens."""
+def step(steering, batch, seed, clock, scored=None):
+    """Run one step of the fake engine. Returns selected lengths and drafted tokens.
+
+    The tokens over which the companion ran are appended to ``scored``.
+    """
     limit = steering.begin(batch)
     drafted, draft_probs = [], []
     for index in range(limit):
@@ -57,15 +62,21 @@ def step(steering, batch, seed, clock, scores=True):
         if not steering.drawn(tokens, q if steering.wants_draft_probs else None):
             break
 
-    def score(draft):
+    def run(draft):
+        if scored is not None:
+            scored.append(draft.tokens.tolist())
         c = distributions(len(batch) * draft.tokens.shape[1], seed).view(len(batch), -1, VOCAB)
-        c_drawn = c.gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
-        signals = draft.signals
-        return CompanionScores(
-            c, overlap(signals.draft_probs, c), agreement(signals.token_probs, c_drawn)
-        ), 0.001
 
-    return steering.finish(score if scores else None, clock, 0.002), drafted
+        def scores():
+            c_drawn = c.gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
+            signals = draft.signals
+            return CompanionScores(
+                c, overlap(signals.draft_probs, c), agreement(signals.token_probs, c_drawn)
+            )
+
+        return scores
+
+    return steering.finish(run, clock, 0.002), drafted
 
 
 USABLE = [n for n, p in POLICIES.items() if not (p.uses_target_oracle or p.replaces_tokens)]
@@ -130,7 +141,7 @@ def test_tokens_of_an_agreeing_companion_are_verified():
     def same(draft):
         ones = torch.where(draft.signals.token_probs > 0, 1.0, 0.0)
         seen.append(overlap(draft.signals.draft_probs, draft.signals.draft_probs))
-        return CompanionScores(draft.signals.draft_probs, ones, ones), 0.0
+        return lambda: CompanionScores(draft.signals.draft_probs, ones, ones)
 
     steering.finish(same, Clock(), 0.0)
     assert steering.pending.scored
@@ -216,33 +227,34 @@ def test_expected_tokens_are_within_bounds():
         assert result.num_sent <= result.num_drafted
 
 
-def test_all_ranks_use_the_first_rank_s_decisions():
-    """Another rank has different times and estimates."""
-    decisions = []
+@pytest.mark.parametrize("name", ["sv", "sv-published", "adaptive", "svip", "none"])
+def test_other_ranks_follow_the_first_one(name):
+    """They run the same passes, also of the companion, and never use a policy of their own."""
+    leader = Leader()
 
-    def broadcast(decision):
-        decisions.append(decision)
-        return decision
-
-    received = iter(())
-
-    def receive(decision):
-        return next(received)
-
-    lengths = []
-    for agree in (broadcast, receive):
-        steering, clock = steer("sv"), Clock()
-        steering._agree = agree
-        received = iter(decisions)
-        if agree is receive:  # its own decisions would differ
-            steering.policy = create_policy("none", PolicyContext(LONGEST), {})
+    def run(steering):
+        """Lengths, tokens that the companion reads and results of every step."""
+        done, clock, batch, verified = [], Clock(), views(3), {}
         for number in range(20):
-            selected, _ = step(steering, views(3), number, clock, scores=agree is broadcast)
-            lengths.append(selected)
-            verified = {f"r{i}": Verified(n, n // 2) for i, n in enumerate(selected)}
-            steering.end_step(verified, 0.02, 0)
-    assert lengths[:20] == lengths[20:]
-    assert any(map(any, lengths))
+            result = steering.end_step(verified, 0.02, 0)
+            if number == 10:  # one request has ended
+                batch = batch[1:]
+            scored = []
+            selected, drafted = step(steering, batch, number, clock, scored)
+            done.append((selected, len(drafted), scored, steering.pending.num_drafted))
+            verified = {m.name: Verified(n, n // 2) for m, n in zip(batch, selected, strict=True)}
+            assert (result is None) == (number == 0 or not steering._agree.leads)
+        return done
+
+    latency = costs()
+    context = PolicyContext(LONGEST, latency, has_companion=True)
+    first = run(Steering(create_policy(name, context, {}), latency, leader))
+    follower = Follower(leader.decisions)
+    assert run(Steering(Unasked(PolicyContext(LONGEST)), None, follower)) == first
+    assert next(follower.received, None) is None, "a decision of the first rank was not received"
+    if name in ("sv", "sv-published"):
+        assert any(scored for _, _, scored, _ in first)
+    assert any(any(selected) for selected, _, _, _ in first) == (name != "none")
 
 
 def test_steps_with_draft_signals_do_not_change_the_costs_of_passes():

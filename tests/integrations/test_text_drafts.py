@@ -9,11 +9,14 @@ import torch
 from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.engine.suffix.continuing import TextContinuations
+from draftwise.integrations.vllm.agreement import Alone
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_copies import TextCopies
 from draftwise.integrations.vllm.text_drafts import SuffixTexts, Texts, create_text_proposer
 from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.policies import POLICIES, PolicyContext, create_policy
+
+from .ranks import Follower, Leader, Unasked
 
 VOCAB, LONGEST, MAX_LENGTH, MAX_BATCH = 50, 6, 200, 8
 
@@ -22,11 +25,11 @@ def costs(per_token=0.0):
     return LatencyModel(StageCost((1.0, 64.0), (0.01, 0.01 + 63 * per_token)))
 
 
-def steer(policy="adaptive", draft="suffix", per_token=0.0, **options):
+def steer(policy="adaptive", draft="suffix", per_token=0.0, agree=None, **options):
     latency = costs(per_token)
     proposer = create_text_proposer(draft)
     made = create_policy(policy, PolicyContext(LONGEST, latency), options)
-    return TextSteering(made, latency, lambda decision: decision, proposer, VOCAB)
+    return TextSteering(made, latency, agree or Alone(), proposer, VOCAB)
 
 
 def clock():
@@ -197,25 +200,34 @@ def test_tokens_that_do_not_exist_end_a_draft():
     assert drafts == [[3]]
 
 
-@pytest.mark.parametrize("first_rank_looks", [True, False])
-def test_all_ranks_look_if_the_first_does(monkeypatch, first_rank_looks):
-    steering, engine = steer(), Engine()
-    name = engine.add()
-    lengths = {name: 100}
-    monkeypatch.setattr(steering.policy, "looks_for_offers", lambda states: not first_rank_looks)
-    decided = iter([first_rank_looks, (3 * first_rank_looks,)])
-    steering._agree = lambda decision: next(decided)
-    sent = steering.propose(engine.views(lengths), engine.memory(lengths), clock())
-    assert [len(tokens) for tokens in sent] == [3 * first_rank_looks]
+@pytest.mark.parametrize("draft", ["suffix", "ngram"])
+@pytest.mark.parametrize("policy", ["adaptive", "fixed", "none"])
+def test_other_ranks_follow_the_first_one(policy, draft):
+    leader = Leader()
 
+    def run_rank(steering):
+        engine, clock_of_rank = Engine(), clock()
+        lengths, verified, sent = {engine.add(): 40, engine.add(): 60}, {}, []
+        for _ in range(15):
+            steering.end_step(verified, 0.02, 0)
+            views = engine.views(lengths)
+            tokens = steering.propose(views, engine.memory(lengths), clock_of_rank)
+            sent.append(tokens)
+            verified = {
+                v.name: Verified(len(t), len(t)) for v, t in zip(views, tokens, strict=True)
+            }
+            lengths = {
+                v.name: v.num_tokens + len(t) + 1 for v, t in zip(views, tokens, strict=True)
+            }
+            assert sum(steering.pending.num_drafted) >= sum(map(len, tokens))
+        return sent
 
-def test_lengths_are_those_of_the_first_rank():
-    steering = steer("fixed")
-    decided = iter([True, (2, 0)])
-    steering._agree = lambda decision: next(decided)
-    text = np.array([[1, 2, 3, 4] * 4] * 2, dtype=np.int32)
-    views = [RequestView(name, 16, 4, 4, True) for name in "ab"]
-    assert steering.propose(views, Texts(text, np.arange(2)), clock()) == [[1, 2], []]
+    first = run_rank(steer(policy, draft, agree=leader))
+    proposer = create_text_proposer(draft)
+    unasked = Unasked(PolicyContext(LONGEST))
+    follower = TextSteering(unasked, None, Follower(leader.decisions), proposer, VOCAB)
+    assert run_rank(follower) == first
+    assert any(map(any, first)) == (policy != "none")
 
 
 def test_expected_tokens_are_those_of_the_estimates():

@@ -5,7 +5,10 @@ import time
 import pytest
 
 from draftwise.integrations.vllm import pass_costs
+from draftwise.integrations.vllm.agreement import Alone
 from draftwise.integrations.vllm.pass_costs import measure_costs, sizes_up_to, timed
+
+from .ranks import Follower, Leader
 
 
 @pytest.mark.parametrize(
@@ -44,26 +47,44 @@ def test_a_pass_is_timed_after_a_warm_up_pass(monkeypatch):
         return (0.3 if slow else 0.01) + size * 0.001
 
     clock = Clock(monkeypatch, seconds)
-    cost = timed(clock.run, [1, 2, 4])
+    cost = timed(clock.run, [1, 2, 4], Alone())
     assert cost.tokens == (1.0, 2.0, 4.0)
     assert cost.seconds == pytest.approx((0.011, 0.012, 0.014))
 
 
 def test_a_disturbed_pass_gets_the_time_of_a_larger_one(monkeypatch):
-    cost = timed(Clock(monkeypatch, lambda size: {1: 0.02, 2: 0.01, 4: 0.03}[size]).run, [1, 2, 4])
+    clock = Clock(monkeypatch, lambda size: {1: 0.02, 2: 0.01, 4: 0.03}[size])
+    cost = timed(clock.run, [1, 2, 4], Alone())
     assert cost.seconds == pytest.approx((0.01, 0.01, 0.03))
 
 
 def test_the_shortest_time_of_all_rounds_counts(monkeypatch):
     """A pause of the machine must not affect the result."""
     clock = Clock(monkeypatch, lambda size: 0.01 * size + 0.2 * (len(clock.passes) % 5 == 1))
-    assert timed(clock.run, [1, 2, 4]).seconds == pytest.approx((0.01, 0.02, 0.04))
+    assert timed(clock.run, [1, 2, 4], Alone()).seconds == pytest.approx((0.01, 0.02, 0.04))
 
 
 def test_sizes_above_a_slow_pass_are_left_out(monkeypatch):
     clock = Clock(monkeypatch, lambda size: 0.2 * size)
-    assert timed(clock.run, [1, 2, 4, 8]).tokens == (1.0, 2.0, 4.0)
+    assert timed(clock.run, [1, 2, 4, 8], Alone()).tokens == (1.0, 2.0, 4.0)
     assert 8 not in clock.passes
+
+
+def test_a_pass_that_compiles_is_not_a_slow_one(monkeypatch):
+    clock = Clock(monkeypatch, lambda size: 10.0 if size not in clock.passes[:-1] else 0.01 * size)
+    assert timed(clock.run, [1, 2, 4], Alone()).tokens == (1.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize("is_slower", [True, False])
+def test_all_ranks_stop_after_the_same_size(monkeypatch, is_slower):
+    """Their passes wait for each other, and each rank has its own clock."""
+    leader = Leader()
+    first = Clock(monkeypatch, lambda size: 0.2 * size)
+    timed(first.run, [1, 2, 4, 8], leader)
+    other = Clock(monkeypatch, lambda size: (0.9 if is_slower else 0.01) * size)
+    timed(other.run, [1, 2, 4, 8], Follower(leader.decisions))
+    assert other.passes == first.passes
+    assert max(first.passes) == 4
 
 
 class Runner:
@@ -103,7 +124,7 @@ class Proposer:
 def test_each_model_is_timed_alone(has_companion):
     proposer = Proposer()
     runner = Runner(proposer)
-    costs = measure_costs(runner, proposer, has_companion)
+    costs = measure_costs(runner, proposer, has_companion, Alone())
     assert max(runner.sizes) == 40  # 8 + 8 · 5, limited to vLLM's largest pass
     assert max(proposer.draft_sizes) == 8
     assert max(proposer.companion_sizes, default=0) == (40 if has_companion else 0)
@@ -113,7 +134,7 @@ def test_each_model_is_timed_alone(has_companion):
 
 def test_only_the_target_is_timed_without_a_draft_model():
     proposer = Proposer(has_draft_model=False)
-    costs = measure_costs(Runner(proposer), proposer, has_companion=False)
+    costs = measure_costs(Runner(proposer), proposer, False, Alone())
     assert costs.draft is None
     assert not proposer.draft_sizes
     assert costs.target.tokens[-1] == 40.0
@@ -124,7 +145,7 @@ def test_dummy_runs_are_enabled_again_after_an_error():
     runner = Runner(proposer)
     runner._dummy_run = lambda *_, **__: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        measure_costs(runner, proposer, has_companion=False)
+        measure_costs(runner, proposer, False, Alone())
     assert not proposer.skips_dummy_runs
 
 
@@ -133,5 +154,5 @@ def test_timing_waits_for_the_accelerator(monkeypatch):
     waited = []
     monkeypatch.setattr(pass_costs.torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(pass_costs.torch.accelerator, "synchronize", lambda: waited.append(True))
-    timed(lambda _: None, [1])
+    timed(lambda _: None, [1], Alone())
     assert len(waited) == 2 * (1 + 4)

@@ -12,8 +12,9 @@ from vllm.distributed.parallel_state import get_tp_group
 from draftwise.core.sampling import LogitControls, soft_probabilities
 from draftwise.core.types import CompanionScores, Draft
 from draftwise.engine.companion import companion_scores
+from draftwise.integrations.vllm.agreement import Decision
 from draftwise.integrations.vllm.metrics import Metrics
-from draftwise.integrations.vllm.steering import Decision, ReadTexts, Steering
+from draftwise.integrations.vllm.steering import ReadTexts, Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.integrations.vllm.text_steering import TextSteering
@@ -172,25 +173,36 @@ class DraftHooks:
             score: computes the companion's logits; ``None`` without a companion.
         """
         draft_seconds = self._clock.elapsed
+        if score is None:
+            return self.steering.finish(None, time.perf_counter, draft_seconds)
 
-        def score_and_time(draft: Draft) -> tuple[CompanionScores, float]:
-            start = time.perf_counter()
-            return self._companion_scores(draft, score), time.perf_counter() - start
+        def run(draft: Draft) -> Callable[[], CompanionScores]:
+            logits = score(draft)
+            return lambda: self._companion_scores(draft, logits)
 
-        return self.steering.finish(
-            None if score is None else score_and_time, time.perf_counter, draft_seconds
-        )
+        return self.steering.finish(run, time.perf_counter, draft_seconds)
 
-    def _companion_scores(self, draft: Draft, score: Score | None) -> CompanionScores:
-        assert score is not None
-        logits = score(draft).float()
-        return companion_scores(logits, self._controls, list(draft.lengths), None, draft)
+    def _companion_scores(self, draft: Draft, logits: Tensor) -> CompanionScores:
+        lengths = list(draft.lengths)
+        return companion_scores(logits.float(), self._controls, lengths, None, draft)
 
 
-def of_first_rank(decision: Decision) -> Decision:
-    """The decision of the first tensor-parallel rank, broadcast to all ranks."""
-    group = get_tp_group()
-    if group.world_size == 1:
-        return decision
-    agreed: Decision = group.broadcast_object(decision, src=0)
-    return agreed
+class TensorParallel:
+    """The agreement of the ranks of vLLM's tensor parallelism, of which the first one leads."""
+
+    def __init__(self) -> None:
+        """Set up after vLLM has created the ranks' groups."""
+        self._group = get_tp_group()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank."""
+        return bool(self._group.is_first_rank)
+
+    def __call__(self, decide: Callable[[], Decision]) -> Decision:
+        """The first rank's decision, broadcast to all ranks."""
+        decision = decide() if self.leads else None
+        if self._group.world_size == 1:
+            return decision  # type: ignore[return-value]
+        agreed: Decision = self._group.broadcast_object(decision, src=0)
+        return agreed

@@ -10,7 +10,8 @@ from torch import Tensor
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.proposers.proposals import Proposals
-from draftwise.integrations.vllm.steering import Agree, ReadTexts
+from draftwise.integrations.vllm.agreement import Agreement
+from draftwise.integrations.vllm.steering import ReadTexts
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import TextProposer
 from draftwise.integrations.vllm.text_steering import ContinuesTexts
@@ -29,7 +30,7 @@ class HybridSteering(ContinuesTexts):
         self,
         policy: Policy,
         latency: LatencyModel | None,
-        agree: Agree,
+        agree: Agreement,
         proposer: TextProposer,
         vocab_size: int,
     ) -> None:
@@ -48,22 +49,30 @@ class HybridSteering(ContinuesTexts):
         """Begin a step; see :meth:`Steering.begin`."""
         states = self._states(views)
         self._made, self._copied, self._copies = None, [0] * len(views), {}
-        if not self._agree(self.policy.adds_offers(states)):
-            return self._begin(self._policy_lengths(states))
+        if not self._agree(lambda: self.policy.adds_offers(states)):
+            return self._begin(self._agree(lambda: self._policy_lengths(states)))
         assert read_texts is not None
         start = time.perf_counter()
         made = self._made = self._continuations(read_texts(), views)
-        offered = self._offered(states, made)
-        choices = self._agree(self.policy.plan_drafts(offered))
-        self.policy.looked_for_offers(time.perf_counter() - start)
-        pairs = list(zip(choices, offered, strict=True))
-        self._copied = [min(c.length, len(s.offer)) if c.uses_offer else 0 for c, s in pairs]
+
+        def plan() -> tuple[list[int], list[int]]:
+            """Tokens of each request that are copied, and at most drawn by the draft model."""
+            offered = self._offered(states, made)
+            choices = self.policy.plan_drafts(offered)
+            self.policy.looked_for_offers(time.perf_counter() - start)
+            pairs = list(zip(choices, offered, strict=True))
+            return (
+                [min(c.length, len(s.offer)) if c.uses_offer else 0 for c, s in pairs],
+                [0 if c.uses_offer else min(c.length, s.draft_limit) for c, s in pairs],
+            )
+
+        self._copied, limits = self._agree(plan)
         self._copies = {
             row: made.tokens[row, :count].tolist()
             for row, count in enumerate(self._copied)
             if count
         }
-        return self._begin([0 if c.uses_offer else min(c.length, s.draft_limit) for c, s in pairs])
+        return self._begin(limits)
 
     @staticmethod
     def _offered(states: Sequence[RequestState], made: Proposals) -> list[RequestState]:
@@ -88,7 +97,7 @@ class HybridSteering(ContinuesTexts):
         draft, made = super()._draft(), self._made
         if made is None or not any(self._copied):
             return draft
-        signals = self.policy.uses_draft_signals()
+        signals = self.wants_draft_probs
         copied = made.draft(self._copied, self._vocab_size, draft.tokens.device, None, signals)
         if not any(draft.lengths):
             return copied

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
+from operator import gt
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from draftwise.core.stage_cost import StageCost
+from draftwise.integrations.vllm.agreement import Agreement
 
-# Timed rounds over all sizes, after one untimed round that allocates memory and compiles kernels.
+# Timed rounds over all sizes, after two passes of each size. The first pass of a size allocates
+# memory and compiles kernels.
 _ROUNDS = 4
-# Sizes larger than the first one whose pass takes longer than this are not measured.
+# Sizes larger than the first one whose second pass takes longer than this are not measured.
 _LONG_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -54,27 +58,31 @@ class MeasuredCosts(NamedTuple):
     companion: StageCost | None
 
 
-def measure_costs(runner: Any, proposer: Proposer, has_companion: bool) -> MeasuredCosts:
+def measure_costs(
+    runner: Any, proposer: Proposer, has_companion: bool, agree: Agreement
+) -> MeasuredCosts:
     """Time the passes of each model, run as in vLLM's warm-up: without a context.
 
     Args:
         runner: vLLM's model runner, warmed up.
         proposer: the proposer with the draft and the companion.
         has_companion: whether there is a companion.
+        agree: makes decisions equal on all processes that run one model, as their passes wait for
+            each other.
     """
     num_requests = runner.scheduler_config.max_num_seqs
     drafted = num_requests * proposer.num_speculative_tokens
     most = min(runner.max_num_tokens, num_requests + drafted)
     proposer.skips_dummy_runs = True
     try:
-        target = timed(lambda n: runner._dummy_run(n, skip_eplb=True), sizes_up_to(most))
+        target = timed(lambda n: runner._dummy_run(n, skip_eplb=True), sizes_up_to(most), agree)
     finally:
         proposer.skips_dummy_runs = False
     draft = companion = None
     if proposer.has_draft_model:
-        draft = timed(proposer.draft_pass, sizes_up_to(min(num_requests, most)))
+        draft = timed(proposer.draft_pass, sizes_up_to(min(num_requests, most)), agree)
     if has_companion:
-        companion = timed(proposer.companion_pass, sizes_up_to(min(drafted, most)))
+        companion = timed(proposer.companion_pass, sizes_up_to(min(drafted, most)), agree)
     _log.info(
         "draftwise: a target pass takes %.1f ms over one token and %.1f ms over %d",
         1e3 * target.seconds[0],
@@ -84,17 +92,20 @@ def measure_costs(runner: Any, proposer: Proposer, has_companion: bool) -> Measu
     return MeasuredCosts(target, draft, companion)
 
 
-def timed(run: Callable[[int], object], sizes: Sequence[int]) -> StageCost:
+def timed(run: Callable[[int], object], sizes: Sequence[int], agree: Agreement) -> StageCost:
     """The shortest times of passes, non-decreasing in their size.
 
     Args:
         run: runs a pass over the given number of tokens.
         sizes: numbers of tokens, ascending.
+        agree: see :func:`measure_costs`.
     """
     measured: list[int] = []
     for size in sizes:
         measured.append(size)
-        if _seconds(run, size) > _LONG_SECONDS:
+        run(size)
+        seconds = _seconds(run, size)
+        if agree(partial(gt, seconds, _LONG_SECONDS)):
             break
     rounds = [[_seconds(run, size) for size in measured] for _ in range(_ROUNDS)]
     best = [min(of_size) for of_size in zip(*rounds, strict=True)]

@@ -7,7 +7,6 @@ and how many tokens are verified. This module is independent of vLLM.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,28 +18,17 @@ from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, StepTimes
 from draftwise.engine.drafting.loop import DraftProgress, answer
+from draftwise.integrations.vllm.agreement import Agreement, Alone
 from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResult, Verified
 from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.policies.base import Policy
 from draftwise.policies.inputs import AcceptanceHistory, DraftPosition, RequestState
 from draftwise.policies.priced import PricedPolicy
 
-Decision = TypeVar("Decision")
-# Scores a draft with the companion. Returns the scores and the time in seconds.
-ScoreDraft = Callable[[Draft], tuple[CompanionScores, float]]
+# Runs the companion's passes over a draft. Returns the function that computes the scores from them.
+ScoreDraft = Callable[[Draft], Callable[[], CompanionScores]]
 # Reads the texts of a step's requests.
 ReadTexts = Callable[[], Texts]
-
-
-class Agree(Protocol):
-    """Function that makes a decision equal on all processes that run one model."""
-
-    def __call__(self, decision: Decision) -> Decision:
-        """The common decision. All processes call it at the same point."""
-
-
-def _identity(decision: Decision) -> Decision:
-    return decision
 
 
 class Steering:
@@ -49,6 +37,9 @@ class Steering:
     The engine calls, in every step, :meth:`end_step` with the results of the previous step. Then
     it calls :meth:`begin`, :meth:`drawn` after each drafted token until it returns false, and
     :meth:`finish`.
+
+    Of several processes that run one model, one leads. The others run the same passes and take its
+    decisions. They neither ask their policies nor report to them.
 
     Attributes:
         policy: the policy.
@@ -59,7 +50,7 @@ class Steering:
         self,
         policy: Policy,
         latency: LatencyModel | None,
-        agree: Agree = _identity,
+        agree: Agreement | None = None,
     ) -> None:
         """Set up.
 
@@ -67,13 +58,13 @@ class Steering:
             policy: the policy.
             latency: cost model of the passes, which learns from every step; ``None`` if the policy
                 needs none.
-            agree: makes decisions equal on all processes that run one model. Without it they could
-                differ, as each process measures its own times.
+            agree: makes decisions equal on all processes that run one model; ``None`` for one
+                process.
         """
         self.policy = policy
         self.pending: PendingStep | None = None
         self._latency = latency
-        self._agree = agree
+        self._agree = agree or Alone()
         self._histories: dict[str, AcceptanceHistory] = {}
         self._numbers: dict[str, int] = {}
         self._num_seen = 0
@@ -102,18 +93,20 @@ class Steering:
             num_prompt_tokens: prompt tokens in the target's pass.
 
         Returns:
-            The step's result; ``None`` if no step is pending.
+            The step's result; ``None`` if no step is pending, or if another process leads.
         """
         step, self.pending = self.pending, None
         if step is None:
             return None
         results = step.results(verified)
+        self._learn_drafts(results)
+        if not self._agree.leads:
+            return None
         for row, (view, each) in enumerate(zip(step.views, results, strict=True)):
             # The history is about tokens of the draft model, where there is one.
             if each is not None and row not in step.copied:
                 rejected = each.num_verified > each.num_accepted
                 self._histories[view.name].learn([1.0] * each.num_accepted + [0.0] * rejected)
-        self._learn_drafts(results)
         outcome = step.outcome(results)
         shared = bool(outcome.failed) or len(verified) != len(step.views)
         times = step.times(seconds, num_prompt_tokens, shared)
@@ -135,11 +128,12 @@ class Steering:
         Returns:
             Maximum number of tokens to draft for any request with the draft model.
         """
-        return self._begin(self._policy_lengths(self._states(views)))
+        states = self._states(views)
+        return self._begin(self._agree(lambda: self._policy_lengths(states)))
 
     def _begin(self, limits: Sequence[int]) -> int:
         """Begin to draft at most these numbers of tokens; returns the largest one."""
-        self._progress = DraftProgress(self._agree(limits))
+        self._progress = DraftProgress(limits)
         self._tokens, self._draft_probs, self._entropy, self._token_probs = [], [], [], []
         return self._progress.longest
 
@@ -155,8 +149,8 @@ class Steering:
 
     @property
     def wants_draft_probs(self) -> bool:
-        """Whether the policy uses the draft's distributions in this step."""
-        return self.policy.uses_draft_signals()
+        """Whether the policy of this process uses the draft's distributions in this step."""
+        return self._agree.leads and self.policy.uses_draft_signals()
 
     def drawn(self, tokens: Tensor, draft_probs: Tensor | None) -> bool:
         """Record one more drafted token of every request and get the policy's decision.
@@ -176,9 +170,13 @@ class Steering:
             self._draft_probs.append(draft_probs)
             self._entropy.append(entropy(draft_probs))
             self._token_probs.append(token_probabilities(draft_probs, tokens))
-        active, wanted = self._progress.active, None
-        if active and self.policy.may_stop_drafting():
-            wanted = answer(self.policy, self._position(index, active))
+        active = self._progress.active
+
+        def wanted() -> list[bool] | None:
+            if active and self.policy.may_stop_drafting():
+                return answer(self.policy, self._position(index, active))
+            return None
+
         self._progress.advance(self._agree(wanted))
         return bool(self._progress.active)
 
@@ -193,60 +191,72 @@ class Steering:
             draft_seconds: time that drafting took.
         """
         draft = self._draft()
-        wants = any(draft.lengths) and self._agree(self.policy.wants_companion())
-        companion_scores, companion_seconds = None, 0.0
+        wants = any(draft.lengths) and self._agree(lambda: self.policy.wants_companion())
+        companion_scores, companion_seconds, select_seconds = None, None, 0.0
         if wants and score is not None:
-            companion_scores, companion_seconds = score(draft)
-        start = clock()
-        plan = self.policy.select(draft, companion_scores)
-        select_seconds = clock() - start
+            start = clock()
+            compute_scores = score(draft)
+            if self._agree.leads:
+                companion_scores = compute_scores()
+                companion_seconds = clock() - start
+
+        def select() -> Sequence[int]:
+            nonlocal select_seconds
+            start = clock()
+            lengths = self.policy.select(draft, companion_scores).lengths
+            select_seconds = clock() - start
+            return lengths
+
+        lengths = self._agree(select)
         estimate = None
         if isinstance(self.policy, PricedPolicy) and self._draft_probs and not self.copies:
             estimate = self.policy.acceptance_estimate
         return self._send(
-            plan.lengths,
+            lengths,
             estimate,
-            draft,
+            draft.lengths,
             draft_seconds,
             select_seconds,
             num_passes=max(self._progress.lengths, default=0),
-            companion_seconds=companion_seconds if companion_scores is not None else None,
+            has_signals=draft.signals is not None,
+            companion_seconds=companion_seconds,
         )
 
     def _send(
         self,
         lengths: Sequence[int],
         estimate: NDArray[np.float64] | None,
-        draft: Draft,
+        num_drafted: tuple[int, ...],
         draft_seconds: float,
         select_seconds: float,
         num_passes: int = 0,
+        has_signals: bool = False,
         companion_seconds: float | None = None,
     ) -> list[int]:
-        """Record the step. The lengths that all ranks agree on are returned.
+        """Record the step; returns the lengths.
 
         Args:
-            lengths: tokens of each request to verify.
+            lengths: tokens of each request to verify, on which all processes agree.
             estimate: ``[batch, width]`` estimated acceptance probabilities; ``None`` if unknown.
-            draft: the draft.
+            num_drafted: drafted tokens of each request.
             draft_seconds, select_seconds: time of the draft and of the selection.
             num_passes: passes of the draft model.
+            has_signals: whether signals of the draft were computed.
             companion_seconds: time of the companion; ``None`` if it did not score the draft.
         """
-        agreed = self._agree(tuple(lengths))
         expected = None
         if estimate is not None:
             prefix_acceptance_prob = np.cumprod(estimate, axis=1)
             expected = [
                 float(prefix_acceptance_prob[row, :length].sum())
-                for row, length in enumerate(agreed)
+                for row, length in enumerate(lengths)
             ]
         self.pending = PendingStep(
             self._views,
-            draft.lengths,
-            agreed,
+            num_drafted,
+            tuple(lengths),
             num_passes,
-            num_passes > 0 and draft.signals is not None,
+            num_passes > 0 and has_signals,
             companion_seconds is not None,
             draft_seconds,
             companion_seconds or 0.0,
@@ -255,13 +265,14 @@ class Steering:
             frozenset(self.copies),
             self.looked_for_copies,
         )
-        return list(agreed)
+        return list(lengths)
 
     def _states(self, views: Sequence[RequestView]) -> list[RequestState]:
         """Begin a step with these requests. All others have ended or were preempted."""
         self._views = list(views)
         ended = self._histories.keys() - {view.name for view in views}
-        self.policy.forget([self._numbers[name] for name in ended])
+        if self._agree.leads:
+            self.policy.forget([self._numbers[name] for name in ended])
         for name in ended:
             del self._histories[name], self._numbers[name]
         return [self._state(view) for view in views]

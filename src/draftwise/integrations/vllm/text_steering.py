@@ -8,10 +8,12 @@ import torch
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.proposers.proposals import Proposals, planned_lengths, stopped_draft
-from draftwise.integrations.vllm.steering import Agree, Steering
+from draftwise.integrations.vllm.agreement import Agreement
+from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import TextProposer, Texts
 from draftwise.policies.base import Policy
+from draftwise.policies.inputs import RequestState
 
 
 class ContinuesTexts(Steering):
@@ -21,7 +23,7 @@ class ContinuesTexts(Steering):
         self,
         policy: Policy,
         latency: LatencyModel | None,
-        agree: Agree,
+        agree: Agreement,
         proposer: TextProposer,
         vocab_size: int,
     ) -> None:
@@ -63,23 +65,37 @@ class TextSteering(ContinuesTexts):
         start = clock()
         states = self._states(views)
         estimates = self._proposer.estimates_acceptance
-        looks = not estimates or self._agree(self.policy.looks_for_offers(states))
+        looks = not estimates or self._agree(lambda: self.policy.looks_for_offers(states))
         made = self._continuations(texts, views) if looks else Proposals.nothing(len(views))
         found = clock()
-        if not looks:
+        select_seconds = 0.0
+
+        def select() -> tuple[tuple[int, ...], tuple[int, ...]]:
+            nonlocal select_seconds
+            chosen = self._select(states, made, looks)
+            select_seconds = clock() - found
+            return chosen
+
+        num_drafted, selected = self._agree(select)
+        estimate = made.acceptance if estimates else None
+        lengths = self._send(selected, estimate, num_drafted, found - start, select_seconds)
+        return [row[:n] for row, n in zip(made.tokens.tolist(), lengths, strict=True)]
+
+    def _select(
+        self, states: Sequence[RequestState], made: Proposals, looked: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The policy's draft lengths, and how many of these tokens it verifies."""
+        if not looked:
             self.policy.skip_drafts(states)
-            limits = [0] * len(views)
-        elif estimates:
+            limits = [0] * len(states)
+        elif self._proposer.estimates_acceptance:
             limits = planned_lengths(made, states, self.policy)
         else:
             wanted = zip(self._policy_lengths(states), made.lengths.tolist(), strict=True)
             limits = [min(each) for each in wanted]
         host = torch.device("cpu")
         draft = stopped_draft(made, limits, self.policy, self._vocab_size, host, None)
-        plan = self.policy.select(draft, None)
-        estimate = made.acceptance if estimates else None
-        lengths = self._send(plan.lengths, estimate, draft, found - start, clock() - found)
-        return [row[:n] for row, n in zip(made.tokens.tolist(), lengths, strict=True)]
+        return draft.lengths, tuple(self.policy.select(draft, None).lengths)
 
     def _learn_drafts(self, results: Sequence[Verified | None]) -> None:
         self._proposer.learn(results)

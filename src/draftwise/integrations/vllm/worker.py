@@ -13,7 +13,7 @@ from draftwise.core.stage_cost import StageCost
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
-from draftwise.integrations.vllm.hooks import of_first_rank
+from draftwise.integrations.vllm.hooks import TensorParallel
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.pass_costs import measure_costs
 from draftwise.integrations.vllm.settings import TEXT_METHOD, VllmSettings
@@ -62,7 +62,7 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
     policy = settings.policy_for(samples_drafts)
     drafter, companion_model = _classes(config)
     companion = None
-    if settings.companion is not None and policy.uses_companion():
+    if settings.companion is not None:
         companion = companion_model(config, device, settings.companion)
     profile = None if settings.profile is None else AcceptanceProfile.load(settings.profile)
     if profile is not None:
@@ -81,11 +81,12 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
         has_companion=companion is not None,
     )
     made = create_policy(policy.name, context, settings.policy_options)
-    steering = Steering(made, latency, of_first_rank)
+    agree = TensorParallel()
+    steering = Steering(made, latency, agree)
     if text_draft is not None:
         vocab_size = config.model_config.get_vocab_size()
         proposer = create_text_proposer(text_draft)
-        steering = HybridSteering(made, latency, of_first_rank, proposer, vocab_size)
+        steering = HybridSteering(made, latency, agree, proposer, vocab_size)
     return drafter(config, device, runner, steering, companion)
 
 
@@ -99,7 +100,7 @@ def _text_drafter(runner: Any, device: torch.device, settings: VllmSettings, nam
     steering = TextSteering(
         create_policy(policy.name, context, settings.policy_options),
         latency,
-        of_first_rank,
+        TensorParallel(),
         create_text_proposer(name),
         config.model_config.get_vocab_size(),
     )
@@ -215,7 +216,8 @@ class _SteeredWorker:
         # The stages of a pipeline would have to be timed together.
         if has_profile or config.parallel_config.pipeline_parallel_size > 1:
             return
-        costs = measure_costs(runner, self.drafter, self.drafter.companion is not None)
+        has_companion = self.drafter.companion is not None
+        costs = measure_costs(runner, self.drafter, has_companion, TensorParallel())
         self.drafter.hooks.steering.restart_costs(*costs)
 
 
