@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from draftwise.cli.quiet import only_our_warnings
+from draftwise.cli.quiet import environment_of_the_user, only_our_warnings
 from draftwise.errors import DraftwiseWarning
 
 pytestmark = pytest.mark.slow
@@ -59,3 +59,15 @@ def test_the_verbosity_set_by_the_user_is_kept(monkeypatch):
     with only_our_warnings():
         assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"
+
+
+def test_other_programs_do_not_inherit_the_verbosity(monkeypatch):
+    monkeypatch.setenv("ANOTHER_VARIABLE", "x")
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    with only_our_warnings():
+        inherited = environment_of_the_user()
+    assert "TRANSFORMERS_VERBOSITY" not in inherited
+    assert inherited["ANOTHER_VARIABLE"] == "x"
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    with only_our_warnings():
+        assert environment_of_the_user()["TRANSFORMERS_VERBOSITY"] == "info"

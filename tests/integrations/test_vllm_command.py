@@ -1,7 +1,11 @@
 """The command that ``draftwise vllm-serve`` prints and runs."""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +105,9 @@ def test_arguments_with_both_sources():
         ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"extra_arguments": ("--worker-cls=mine",)}, "--worker-cls=mine"),
+        ({"draft": "none"}, "draft"),
+        ({"draft": "suffix,none"}, "draft"),
+        ({"settings": VllmSettings(policy="fixed", companion="c")}, "draftwise.companion"),
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
         ({"draft": "zoo:draft,suffix"}, "draft"),
@@ -122,6 +129,58 @@ def test_invalid_values_are_refused(changes, field):
     with pytest.raises(InvalidParameterError) as caught:
         ServeCommand(**{**values, **changes})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--worker-cls",
+        "--worker_cls",
+        "--worker-c",
+        "--speculative_config={}",
+        "--speculative-config.num_speculative_tokens",
+        "-sc",
+        "-sc={}",
+        "-sc.method=ngram",
+        "--spec-method",
+        "--spec_tokens=3",
+        "--spec-model",
+        "--additional_config.draftwise.policy",
+        "--async-scheduling",
+        "--async-sched",
+        "--no_async_scheduling",
+    ],
+)
+def test_every_spelling_of_a_reserved_flag_is_refused(argument):
+    with pytest.raises(InvalidParameterError, match="is set by draftwise vllm-serve itself"):
+        ServeCommand("zoo:target", "zoo:draft", VllmSettings(), extra_arguments=(argument, "x"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--port", "8001"),
+        ("-tp", "2"),
+        ("--worker-extension-cls=a.b",),
+        ("--served-model-name", "spec"),
+        ("--structured-outputs-config.backend", "auto"),
+        ("--seed", "-1"),
+        ("--chat-template=--speculative-config",),
+    ],
+)
+def test_other_arguments_are_passed_on(arguments):
+    made = ServeCommand("zoo:target", "zoo:draft", VllmSettings(), extra_arguments=arguments)
+    assert tuple(made.arguments[-len(arguments) :]) == arguments
+
+
+def test_no_draft_is_refused_with_what_to_do():
+    with pytest.raises(InvalidParameterError, match="run vllm serve itself"):
+        ServeCommand("zoo:target", "none", VllmSettings())
+
+
+def test_sampled_drafts_of_other_policies_name_the_flag():
+    with pytest.raises(InvalidParameterError, match="leave out --sample-drafts"):
+        ServeCommand("zoo:target", "zoo:draft", VllmSettings(policy="sv"), sample_drafts=True)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +239,43 @@ def test_the_command_becomes_the_server(monkeypatch, tmp_path, distribution):
         assert arguments[1:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model"]
     assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert Path(environment["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
+
+
+def test_the_metrics_folder_is_removed_after_the_server(tmp_path):
+    """In a separate process, because it becomes the server."""
+    server = tmp_path / "vllm"
+    server.write_text(
+        "#!/bin/sh\n"
+        f'echo "$PROMETHEUS_MULTIPROC_DIR" > "{tmp_path}/folder"\n'
+        f'test -d "$PROMETHEUS_MULTIPROC_DIR" && echo "$SEEN-$HIDDEN" > "{tmp_path}/seen"\n'
+    )
+    server.chmod(0o755)
+    script = (
+        "import sys\n"
+        "from draftwise.integrations.vllm import command as module\n"
+        "from draftwise.integrations.vllm.settings import VllmSettings\n"
+        "module.vllm_version = lambda: '0.32.0'\n"
+        "module.installed = lambda: ('vllm', '0.32.0')\n"
+        f"sys.executable = {str(tmp_path / 'python')!r}\n"
+        "module.ServeCommand('zoo:target', 'suffix', VllmSettings()).run({'SEEN': 'yes'})\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
+    environment |= {"TMPDIR": str(tmp_path), "HIDDEN": "no"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert (tmp_path / "seen").read_text() == "yes-\n"
+    folder = Path((tmp_path / "folder").read_text().strip())
+    assert folder.parent == tmp_path
+    assert wait_until(lambda: not folder.exists())
+
+
+def wait_until(condition):
+    """Whether a condition is met before a minute has passed."""
+    end = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def test_the_printed_command(monkeypatch):

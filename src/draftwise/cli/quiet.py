@@ -13,6 +13,13 @@ from typing import TextIO
 from draftwise.errors import DraftwiseWarning, SlowPathWarning, VocabularyWarning
 
 _VERBOSITY = "TRANSFORMERS_VERBOSITY"
+# The variables of the environment that were set here.
+_set_here: set[str] = set()
+
+
+def environment_of_the_user() -> dict[str, str]:
+    """The environment variables, without those that only make this program quiet."""
+    return {name: value for name, value in os.environ.items() if name not in _set_here}
 
 
 @contextmanager
@@ -58,7 +65,9 @@ def _quiet_transformers() -> Iterator[None]:
         yield
         return
     os.environ[_VERBOSITY] = "error"
+    _set_here.add(_VERBOSITY)
     try:
         yield
     finally:
+        _set_here.discard(_VERBOSITY)
         del os.environ[_VERBOSITY]

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from draftwise.cli.quiet import environment_of_the_user
+
 
 def vllm_serve(
     context: typer.Context,
@@ -102,4 +104,4 @@ def vllm_serve(
     variables = [f"{key}={value}" for key, value in command.environment.items()]
     typer.echo(" ".join([*variables, shlex.join(command.arguments)]))
     if not print_only:
-        command.run()
+        command.run(environment_of_the_user())

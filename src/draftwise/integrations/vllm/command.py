@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,14 +25,20 @@ from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 WORKER = "draftwise.integrations.vllm.worker.DraftwiseWorker"
 # Environment variable with the folder in which the processes of a server share their metrics.
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-# Flags of vLLM that are set here and must not be given twice.
+# Flags of vLLM that are set here, or that change what is set here.
 _RESERVED_FLAGS = (
     "--speculative-config",
+    "-sc",
+    "--spec-method",
+    "--spec-model",
+    "--spec-tokens",
     "--additional-config",
     "--worker-cls",
     "--async-scheduling",
     "--no-async-scheduling",
 )
+# What users of other commands write for target-only decoding.
+_NO_DRAFT = "none"
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,14 @@ class ServeCommand:
                 "tensor_parallel_size", f"must be at least 1, got {self.tensor_parallel_size}"
             )
         for argument in self.extra_arguments:
-            if argument.partition("=")[0] in _RESERVED_FLAGS:
+            if _is_reserved(argument):
                 raise InvalidParameterError(argument, "is set by draftwise vllm-serve itself")
+        if _NO_DRAFT in self._sources:
+            raise InvalidParameterError(
+                "draft",
+                f"{_NO_DRAFT!r}: without speculation Draftwise has no effect; run vllm serve "
+                "itself, or name suffix, ngram or a draft model",
+            )
         if "," in self.draft and not (self._text_draft and self._model):
             raise InvalidParameterError(
                 "draft", f"must be one source, or suffix and a model, got {self.draft!r}"
@@ -126,8 +141,15 @@ class ServeCommand:
         wanted = {"VLLM_USE_V2_MODEL_RUNNER": "0", _METRICS_FOLDER: "$(mktemp -d)"}
         return {key: value for key, value in wanted.items() if key not in os.environ}
 
-    def run(self) -> None:
+    def run(self, environment: Mapping[str, str] | None = None) -> None:
         """Replace this process by the server. Does not return.
+
+        The metrics folder that is created for the server is removed when the server and all of
+        its processes have ended.
+
+        Args:
+            environment: environment variables of the server, besides the required ones; ``None``
+                for those of this process.
 
         Raises:
             InvalidParameterError: vLLM is not installed.
@@ -137,8 +159,10 @@ class ServeCommand:
         program = os.path.join(os.path.dirname(sys.executable), os.path.basename(arguments[0]))
         variables = dict(self.environment)
         if _METRICS_FOLDER in variables:
-            variables[_METRICS_FOLDER] = tempfile.mkdtemp(prefix="draftwise-metrics-")
-        os.execve(program, arguments, {**os.environ, **variables})
+            folder = variables[_METRICS_FOLDER] = tempfile.mkdtemp(prefix="draftwise-metrics-")
+            _remove_at_end(folder)
+        inherited = os.environ if environment is None else environment
+        os.execve(program, arguments, {**inherited, **variables})
 
     @property
     def _sources(self) -> list[str]:
@@ -187,3 +211,34 @@ def _has_other_name() -> bool:
     """Whether vLLM is installed by a distribution with another name."""
     found = installed()
     return found is not None and found[0] != "vllm"
+
+
+def _is_reserved(argument: str) -> bool:
+    """Whether an argument for ``vllm serve`` sets one of the reserved flags.
+
+    vLLM accepts underscores in flags, keys of JSON values after a dot, and beginnings of flags.
+    """
+    flag = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
+    begins = [reserved.startswith(flag) for reserved in _RESERVED_FLAGS]
+    return flag.strip("-") != "" and flag.startswith("-") and any(begins)
+
+
+def _remove_at_end(folder: str) -> None:
+    """Remove a folder when this process and all that inherit its files have ended.
+
+    This process becomes another program, so that it cannot remove the folder itself. A shell waits
+    for the end of a pipe that nothing is written to, as a process of its own: vLLM ends its child
+    processes.
+    """
+    read_end, write_end = os.pipe()
+    # A background job of a shell does not read the shell's standard input.
+    script = 'exec 3<&0; (cat <&3; rm -rf -- "$1") >/dev/null 2>&1 &'
+    with suppress(OSError):  # without a shell, the folder stays
+        subprocess.run(
+            ["/bin/sh", "-c", script, "sh", folder],
+            stdin=read_end,
+            start_new_session=True,
+            check=False,
+        )
+    os.close(read_end)
+    os.set_inheritable(write_end, True)
