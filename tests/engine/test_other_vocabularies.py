@@ -3,11 +3,14 @@
 import warnings
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.engine.cached_model import ForwardInput
+from draftwise.engine.mapped_model import TranslatedModel
 from draftwise.errors import InvalidParameterError, VocabularyMismatchError, VocabularyWarning
 from draftwise.models.loading import load_model, match_vocabulary
 
@@ -65,6 +68,27 @@ def matched(models, *companions):
 
 def texts(llm, params):
     return [output.token_ids for output in llm.generate(PROMPTS, params)]
+
+
+def test_drafted_tokens_of_several_own_tokens_fit_in_a_pass(models):
+    """Of a companion with a sliding window, a pass reads a limited number of tokens."""
+    recipe = replace(COMPANION, family="gemma3_text", context=256)
+    target, own = (
+        load_model(models.folder(each), "model", torch.float32, torch.device("cpu"))
+        for each in (TARGET, recipe)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VocabularyWarning)
+        translator = match_vocabulary(target, own, "companion").translator
+    drafted = [2, 2, 7, 2]  # seven tokens of the companion
+    text = [(7 * i + i * i) % 8 for i in range(160)]
+    for count in range(31, 132):
+        cached = TranslatedModel(own.model, own.model.new_cache(1, 256, 64), 8, translator)
+        request = SimpleNamespace(tokens=text[:count], num_prompt_tokens=20, cache_slot=0)
+        cached.admit(request)
+        cached.read([ForwardInput(request, 30)])
+        logits, _ = cached.read([ForwardInput(request, count, drafted, 5)])
+        assert logits.shape == (5, 8)
 
 
 @pytest.mark.parametrize("max_chunk_tokens", [512, 2])

@@ -1,12 +1,14 @@
 """Prefix caching: the same outputs, less computed, and nothing shared that must not be."""
 
 import itertools
+import math
 
 import pytest
+import torch
 
 from draftwise import LLM, SamplingParams
 from draftwise.engine.verification import TargetVerifier
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import InvalidParameterError, NumericalError
 from draftwise.models.prefix_store import BLOCK_SIZE, PrefixStore
 
 from ..tiny_models import Recipe
@@ -201,6 +203,31 @@ def test_a_changed_policy_keeps_drafting_right(models):
 def test_the_store_is_limited(models):
     llm = build(models, max_batch_size=4)
     assert llm.engine._prefixes._target.num_blocks <= 16 * CONTEXT // BLOCK_SIZE
+
+
+def test_a_request_that_failed_stores_nothing_more(models):
+    """Its keys and values may be NaN."""
+    llm = build(models)
+    with torch.no_grad():
+        llm.target.model._model.get_input_embeddings().weight[15] = math.nan
+    with pytest.raises(NumericalError):
+        llm.generate([[*range(15), 15] * 6], SamplingParams(max_tokens=1))
+    stored = llm.engine._prefixes._target
+    prompt = [*range(15), 15] * 6
+    assert stored.find(prompt, "", len(prompt)) < len(prompt) - BLOCK_SIZE
+
+
+def test_long_drafts_do_not_skip_the_store(models):
+    """A step adds more tokens than a block has, and rings soon overwrite what is not stored."""
+    recipe = Recipe("gemma3_text", vocab=16, context=2048, seed=4, config={"sliding_window": 24})
+    speculation = {"draft": "suffix", "policy": "fixed", "num_speculative_tokens": 40}
+    llm = LLM(models.folder(recipe), speculation, max_chunk_tokens=300, dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True, logit_bias={3: 50.0})
+    (first,) = llm.generate([PREFIX], params)
+    assert first.speculation.num_accepted > 20 * first.speculation.num_steps
+    text = [*PREFIX, *first.token_ids]
+    (second,) = llm.generate([text], SamplingParams(max_tokens=1))
+    assert second.num_cached_tokens > len(text) - 2 * BLOCK_SIZE
 
 
 def test_switches_are_checked(models):

@@ -4,8 +4,11 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from draftwise.engine.suffix.corpus import SuffixCorpus, namespace_of
 from draftwise.engine.suffix.matcher import SuffixMatcher
@@ -284,6 +287,35 @@ def test_files_that_are_no_corpus_are_refused(tmp_path):
         assert caught.value.field == "corpus"
     with pytest.raises(InvalidParameterError, match="corpus_tokens"):
         SuffixCorpus(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [
+        ("tokens", torch.zeros(3, dtype=torch.int32)),
+        ("tokens", torch.zeros(1, CORPUS_CHUNK, dtype=torch.bfloat16)),
+        ("tokens", torch.full((1, CORPUS_CHUNK), -1, dtype=torch.int32)),
+        ("lengths", torch.ones(1)),
+        ("lengths", torch.tensor([CORPUS_CHUNK + 1])),
+        ("namespaces", torch.zeros(2, dtype=torch.int64)),
+        ("num_context", torch.tensor([-1])),
+        ("num_context", None),
+    ],
+)
+def test_damaged_files_add_nothing(tmp_path, name, damaged):
+    corpus = SuffixCorpus(100)
+    corpus.add([1, 2, 3, 4])
+    corpus.save(tmp_path / "corpus", "one")
+    with safe_open(tmp_path / "corpus", "pt") as file:
+        metadata = file.metadata()
+        tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+    tensors[name] = damaged
+    left = {each: values for each, values in tensors.items() if values is not None}
+    save_file(left, tmp_path / "damaged", metadata)
+    loaded = SuffixCorpus(100)
+    with pytest.raises(InvalidParameterError, match="cannot be read"):
+        loaded.load(tmp_path / "damaged", "one")
+    assert loaded.num_tokens == 0
 
 
 def test_threads_share_a_corpus():

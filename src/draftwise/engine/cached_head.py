@@ -113,7 +113,8 @@ class CachedHead(CachedModel):
 
         It is 0 where states were lost.
         """
-        if self._pending[request.cache_slot].end < len(request.tokens) - 1:
+        slot = request.cache_slot
+        if slot in self._lost or self._pending[slot].end < len(request.tokens) - 1:
             return 0
         return super().room(request)
 

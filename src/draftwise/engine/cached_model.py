@@ -156,6 +156,10 @@ class CachedModel:
         """
         return max(0, min(len(drafted), self.room(request) + 1))
 
+    def num_own_tokens(self, drafted: Sequence[int]) -> int:
+        """Number of tokens that this model reads for drafted tokens of the target."""
+        return len(drafted)
+
     def admit(self, request: Request) -> None:
         """Clear the request's cache slot."""
         self.cache.clear(request.cache_slot)
@@ -251,7 +255,7 @@ class CachedModel:
                 start = cache.lengths[request.cache_slot]
                 end = min(self.text_end(request, end), self.capacity)
                 last = most if parents is None else min(most, MAX_TREE_TOKENS)
-                if end - start + len(drafted) > last:
+                if end - start + self.num_own_tokens(drafted) > last:
                     # The newest token stays for the last pass if its logits are wanted.
                     count = min(end - start - (num_logits > 0), most)
                     tokens.extend(self._readable(self.text(request)[start : start + count]))

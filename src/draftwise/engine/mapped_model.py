@@ -132,6 +132,10 @@ class TranslatedModel(MappedModel):
         before = accumulate((len(self._translator.token(t)) for t in drafted[:-1]), initial=0)
         return sum(length > 0 and used <= room for used in before) if drafted else 0
 
+    def num_own_tokens(self, drafted: Sequence[int]) -> int:
+        """Number of own tokens that stand for drafted tokens of the target."""
+        return sum(len(self._translator.token(token)) for token in drafted)
+
     def admit(self, request: Request) -> None:
         """Clear the request's cache slot, and tokenize its prompt."""
         super().admit(request)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.request import Request
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.prefix_store import BLOCK_SIZE, PrefixStore
+from draftwise.models.prefix_store import PrefixStore
 
-# Output tokens are stored when this many are not stored yet, so that rings still hold them.
+# Output tokens are stored when there are this many new ones, so that rings still hold them.
 _STORE_INTERVAL = 256
 
 
@@ -106,9 +106,9 @@ class PrefixCache:
                 store.store(slot, model.prefix_text(request), model.prefix_salt(request))
 
     def _stores_now(self, store: PrefixStore, request: Request, is_over: bool) -> bool:
-        length = store.cache.lengths[request.cache_slot]
-        reads_prompt = length <= request.num_prompt_tokens
-        return is_over or reads_prompt or length % _STORE_INTERVAL < BLOCK_SIZE
+        slot = request.cache_slot
+        reads_prompt = store.cache.lengths[slot] <= request.num_prompt_tokens
+        return is_over or reads_prompt or store.num_new_tokens(slot) >= _STORE_INTERVAL
 
     def _all_stores(self) -> list[PrefixStore]:
         return [self._target, *(store for _, store in self._others)]

@@ -291,7 +291,9 @@ class Scheduler:
             follower.commit(committed)
         if self._prefixes is not None:
             for request in committed.requests:
-                self._prefixes.store(request, request.finish_reason is not None)
+                # What a request with NaN logits has computed may be NaN, too.
+                if request.finish_reason is not FinishReason.ERROR:
+                    self._prefixes.store(request, request.finish_reason is not None)
         for request in batch.generating:
             if request.finish_reason is not None:
                 self._retire(request)

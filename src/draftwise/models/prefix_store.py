@@ -64,6 +64,8 @@ class PrefixStore:
         self._next_number = 0
         # The stored blocks with which each cache slot begins, as far as they were looked up.
         self._chains: list[list[_Block]] = [[] for _ in range(cache.num_cache_slots)]
+        # The length of each cache slot when it was stored last.
+        self._seen = [0] * cache.num_cache_slots
 
     def __len__(self) -> int:
         """Number of stored blocks."""
@@ -72,6 +74,11 @@ class PrefixStore:
     def begin(self, cache_slot: int) -> None:
         """A new request uses a cache slot."""
         self._chains[cache_slot] = []
+        self._seen[cache_slot] = 0
+
+    def num_new_tokens(self, cache_slot: int) -> int:
+        """Number of tokens by which a cache slot has grown since it was stored or restored."""
+        return self.cache.lengths[cache_slot] - self._seen[cache_slot]
 
     def find(self, tokens: Sequence[int], salt: str, limit: int) -> int:
         """The length of the longest stored prefix of a text; see :meth:`restore`."""
@@ -98,7 +105,7 @@ class PrefixStore:
         first = length // BLOCK_SIZE
         cache.write_blocks(cache_slot, first, self._memory, [each.place for each in chain[first:]])
         cache.advance(cache_slot, end)
-        self._chains[cache_slot] = chain
+        self._chains[cache_slot], self._seen[cache_slot] = chain, end
         return end
 
     def store(self, cache_slot: int, tokens: Sequence[int], salt: str) -> None:
@@ -110,6 +117,7 @@ class PrefixStore:
             salt: as in :meth:`restore`.
         """
         cache = self.cache
+        self._seen[cache_slot] = cache.lengths[cache_slot]
         end = cache.lengths[cache_slot] // BLOCK_SIZE
         chain = self._chains[cache_slot]
         if len(chain) >= end:

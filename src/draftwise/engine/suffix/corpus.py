@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from threading import RLock
+from typing import Any
 
 import numpy as np
 import torch
@@ -162,6 +163,7 @@ class SuffixCorpus:
                 raise InvalidParameterError(
                     "corpus", f"{str(path)!r} was made with the tokenizer of another model"
                 )
+            _check_chunks(tensors)
             rows = zip(
                 tensors["tokens"],
                 tensors["lengths"].tolist(),
@@ -171,8 +173,30 @@ class SuffixCorpus:
             )
             with self.lock:
                 for tokens, length, namespace, num_context in rows:
-                    self._store(tokens[:length].astype(np.int32), namespace, num_context)
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+                    self._store(tokens[:length], namespace, num_context)
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise InvalidParameterError(
                 "corpus", f"{str(path)!r} cannot be read: {error}"
             ) from error
+
+
+def _check_chunks(tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Check the arrays of a corpus file before any chunk is stored.
+
+    Raises:
+        KeyError: an array is missing.
+        ValueError: an array has the wrong shape, type or values.
+    """
+    tokens = tensors["tokens"]
+    if tokens.dtype != np.int32 or tokens.ndim != 2 or tokens.shape[1] != CORPUS_CHUNK:
+        raise ValueError(f"tokens must be int32 and [chunks, {CORPUS_CHUNK}]")
+    for name in ("lengths", "namespaces", "num_context"):
+        if tensors[name].dtype != np.int64 or tensors[name].shape != (len(tokens),):
+            raise ValueError(f"{name} must be int64 and have one entry per chunk")
+    lengths, num_context = tensors["lengths"], tensors["num_context"]
+    if ((lengths < 1) | (lengths > CORPUS_CHUNK)).any():
+        raise ValueError(f"lengths must be from 1 to {CORPUS_CHUNK}")
+    if ((num_context < 0) | (num_context > lengths)).any():
+        raise ValueError("num_context must be from 0 to the length of the chunk")
+    if (tokens < 0).any():
+        raise ValueError("tokens must not be negative")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.models.host_memory import ReusedMemory
+from draftwise.models.host_memory import ReusedMemory, ScratchMemory
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.native.structures import DecoderCache, DecoderCall, DecoderModel
 
@@ -36,7 +36,7 @@ class NativeProjection:
         # The limit is not linear, so it is applied after the factor.
         self._softcap, model.logit_softcap = model.logit_softcap, 0.0
         self._model, self._cache = model, DecoderCache()
-        self._memory = np.zeros(0, dtype=np.uint8)
+        self._scratch = ScratchMemory()
         self._logits = ReusedMemory()
 
     @torch.inference_mode()
@@ -76,11 +76,7 @@ class NativeProjection:
         return logits
 
     def _memory_for(self, num_rows: int, num_threads: int) -> int:
-        """Address of the scratch memory of a call, aligned to a cache line."""
-        size = self._whole.library.decoder_memory(
-            ctypes.byref(self._model), num_rows, 1, num_threads
+        """Address of the scratch memory of a call."""
+        return self._scratch.address(
+            self._whole.library.decoder_memory(ctypes.byref(self._model), num_rows, 1, num_threads)
         )
-        if len(self._memory) < size + 63:
-            self._memory = np.zeros(size + 63, dtype=np.uint8)
-        address: int = self._memory.ctypes.data
-        return address + -address % 64

@@ -92,7 +92,7 @@ def _part_of_draft(draft: Draft, own: list[int]) -> Draft:
         draft,
         tokens=draft.tokens[at],
         lengths=tuple(draft.lengths[index] for index in own),
-        probs=None if draft.probs is None else draft.probs[at],
+        probs=None,  # a companion compares its own with those of the signals
         signals=DraftSignals(*(values[at] for values in vars(draft.signals).values())),
         stage_uniforms=None,
     )
