@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from draftwise.errors import ModelNotFoundError
 from draftwise.models.fingerprint import checkpoint_fingerprint
@@ -69,5 +70,48 @@ def test_fingerprint_of_zoo_files_equals_that_of_the_loaded_model(name):
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
-    with pytest.raises(ModelNotFoundError, match="safetensors"):
-        checkpoint_fingerprint(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="safetensors") as caught:
+        checkpoint_fingerprint(tmp_path, "draft")
+    assert caught.value.field == "draft"
+
+
+class TestHubIds:
+    COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+    @pytest.fixture(autouse=True)
+    def _offline(self, monkeypatch):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    @pytest.fixture
+    def cache(self, models, tmp_path):
+        """A cache of downloaded models with one model, as huggingface_hub writes it."""
+        repository = tmp_path / "cache" / "models--org--m"
+        shutil.copytree(models.folder(RECIPE), repository / "snapshots" / self.COMMIT)
+        (repository / "refs").mkdir()
+        for revision in ("main", "stable"):
+            (repository / "refs" / revision).write_text(self.COMMIT)
+        return str(tmp_path / "cache")
+
+    @pytest.mark.parametrize("revision", [None, "stable", COMMIT])
+    def test_the_files_in_the_cache_are_read(self, models, cache, revision):
+        found = checkpoint_fingerprint("org/m", "draft", revision, cache)
+        assert found == fingerprint(models, RECIPE)
+
+    def test_the_default_cache_is_that_of_the_hub(self, models, cache, monkeypatch):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
+        assert checkpoint_fingerprint("org/m") == fingerprint(models, RECIPE)
+
+    @pytest.mark.parametrize(
+        ("name", "revision", "message"),
+        [
+            ("org/m", "other", "nor can it be downloaded"),
+            ("org/other", None, "nor can it be downloaded"),
+            ("/does/not/exist", None, "neither a folder nor a hub id"),
+        ],
+    )
+    def test_missing_models_name_their_role(self, cache, name, revision, message):
+        with pytest.raises(ModelNotFoundError, match=message) as caught:
+            checkpoint_fingerprint(name, "companion", revision, cache)
+        assert caught.value.field == "companion"
+        assert name in caught.value.message
+        assert "\n" not in str(caught.value)

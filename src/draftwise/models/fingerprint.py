@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -20,6 +22,9 @@ _NUM_SAMPLES = 64
 # Settings that describe where a model comes from or how it runs, not what it computes.
 _INCIDENTAL = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 _NUM_DIGITS = 16
+# Files of a repository of the hub that are downloaded. Other layouts of the same weights, and those
+# in folders, are not.
+_FILES, _OTHER_FILES = ["config.json", "*.safetensors"], ["*/*", "consolidated*"]
 
 
 def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
@@ -52,24 +57,31 @@ def tensors_fingerprint(settings: str, tensors: Mapping[str, Tensor]) -> str:
     return _digest_of(settings, weights)
 
 
-def checkpoint_fingerprint(folder: str | Path) -> str:
+def checkpoint_fingerprint(
+    name: str | Path,
+    role: str = "model",
+    revision: str | None = None,
+    cache_folder: str | None = None,
+) -> str:
     """:func:`model_fingerprint` of a model's files, without loading the model.
 
     Only the hashed values are read, so that it is fast for models of any size. Where the names or
     shapes in the files differ from the model's, the model is loaded.
 
     Args:
-        folder: a folder with ``config.json`` and safetensors files.
+        name: a folder with ``config.json`` and safetensors files, or a hub id. Files of the hub
+            that are not in the local cache are downloaded.
+        role: the model's role; named in errors.
+        revision: revision in the hub; ``None`` for the default one.
+        cache_folder: folder of downloaded models; ``None`` for that of huggingface_hub.
 
     Raises:
-        ModelNotFoundError: the folder does not exist or contains no weights.
+        ModelNotFoundError: there is no such folder or hub id, or it contains no weights.
     """
-    path = Path(folder)
+    path = _checkpoint_folder(str(name), role, revision, cache_folder)
     files = sorted(path.glob("*.safetensors"))
     if not files or not (path / "config.json").is_file():
-        raise ModelNotFoundError(
-            "model", f"{str(folder)!r} is not a folder with config.json and safetensors weights"
-        )
+        raise ModelNotFoundError(role, f"{str(name)!r} has no config.json or safetensors weights")
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
@@ -88,6 +100,29 @@ def checkpoint_fingerprint(folder: str | Path) -> str:
         return model_fingerprint(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16))
     weights = ((name, wanted[name], _samples_of_file(part(name))) for name in sorted(wanted))
     return _digest(config, None, weights)
+
+
+def _checkpoint_folder(
+    name: str, role: str, revision: str | None, cache_folder: str | None
+) -> Path:
+    """The folder itself, or that of a hub id in the local cache."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        snapshot = snapshot_download(
+            name,
+            revision=revision,
+            cache_dir=cache_folder,
+            allow_patterns=_FILES,
+            ignore_patterns=_OTHER_FILES,
+        )
+    except HFValidationError:
+        reason = "is neither a folder nor a hub id"
+    except (HfHubHTTPError, OSError) as error:
+        reason = f"is neither a folder nor can it be downloaded: {' '.join(str(error).split())}"
+    else:
+        return Path(snapshot)
+    raise ModelNotFoundError(role, f"{name!r} {reason}")
 
 
 def _digest(

@@ -66,13 +66,7 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
         companion = companion_model(config, device, settings.companion)
     profile = None if settings.profile is None else AcceptanceProfile.load(settings.profile)
     if profile is not None:
-        profile.check(
-            target=checkpoint_fingerprint(config.model_config.model),
-            draft=checkpoint_fingerprint(speculative.draft_model_config.model),
-            companion=None
-            if settings.companion is None
-            else checkpoint_fingerprint(settings.companion),
-        )
+        _check_profile(profile, config, settings.companion)
     latency = _latency(settings)
     context = PolicyContext(
         speculative.num_speculative_tokens,
@@ -88,6 +82,24 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
         proposer = create_text_proposer(text_draft)
         steering = HybridSteering(made, latency, agree, proposer, vocab_size)
     return drafter(config, device, runner, steering, companion)
+
+
+def _check_profile(profile: AcceptanceProfile, config: VllmConfig, companion: str | None) -> None:
+    """Check that a profile was made with the models, which are not loaded yet.
+
+    Raises:
+        DraftwiseError: it was made with others, or a model has no files to compare.
+    """
+
+    def fingerprint(role: str, name: str, revision: str | None = None) -> str:
+        return checkpoint_fingerprint(name, role, revision, config.load_config.download_dir)
+
+    target, draft = config.model_config, config.speculative_config.draft_model_config
+    profile.check(
+        target=fingerprint("target", target.model, target.revision),
+        draft=fingerprint("draft", draft.model, draft.revision),
+        companion=None if companion is None else fingerprint("companion", companion),
+    )
 
 
 def _text_drafter(runner: Any, device: torch.device, settings: VllmSettings, name: str) -> Any:
