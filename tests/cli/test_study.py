@@ -1,6 +1,7 @@
 """``draftwise study`` as a user runs it, on tiny models."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -191,3 +192,23 @@ def test_all_skips_studies_that_cannot_be_measured(command, monkeypatch, tmp_pat
     status, _, err = command("threshold", *arguments, roles=("target", "draft"))
     assert status == 2
     assert err.startswith("error --max-tokens: too few")
+
+
+@pytest.mark.parametrize("name", ["list", "bounds"])
+def test_only_studies_that_draw_need_the_packages_for_figures(name):
+    """In a separate process, in which the packages cannot be imported."""
+    script = (
+        "import sys\n"
+        "sys.modules.update(matplotlib=None, jinja2=None)\n"
+        f"sys.argv[1:] = ['study', {name!r}]\n"
+        "from draftwise.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    if name == "list":
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(study in done.stdout for study in STUDIES)
+    else:
+        assert done.returncode == 2
+        assert "install draftwise[studies]" in done.stderr

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from draftwise.benchmark.style import COLOURS, HATCHES, STYLE, legend_below, look, svg
+from draftwise.benchmark.style import COLOURS, HATCHES, STYLE, legend_below, look, pyplot, svg
 from draftwise.benchmark.titles import BASELINE, series_of
 from draftwise.core.types import PARTS
 
 _MAX_COLUMNS = 3
+plt = pyplot()
 
 Cells = Sequence[Mapping[str, Any]]
 

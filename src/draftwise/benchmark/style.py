@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-matplotlib.use("Agg")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, each with a marker.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A6D00")
@@ -26,6 +24,17 @@ STYLE: Any = {
     # Makes the SVG output deterministic.
     "svg.hashsalt": "draftwise",
 }
+
+
+def pyplot() -> Any:
+    """``matplotlib.pyplot``, which draws without a window.
+
+    It is imported here, as what has figures can also be listed without an installed matplotlib.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    return importlib.import_module("matplotlib.pyplot")
 
 
 def look(number: int) -> dict[str, Any]:
@@ -50,6 +59,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 6) -> None:
 def svg(figure: Figure) -> str:
     """Convert a figure to SVG text for embedding in a page, and close it."""
     text = io.StringIO()
+    plt = pyplot()
     with plt.rc_context(STYLE):
         figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)

@@ -174,12 +174,12 @@ def study(
       draftwise study all --target TARGET --draft DRAFT --companion COMPANION --prompts FILE -o DIR
     """
     console = Console(highlight=False)
-    _require_drawing()
     from draftwise.studies.registry import STUDIES, study_class
 
     if names == ["list"]:
         _show(console, STUDIES.values())
         return
+    _require_drawing()
     is_all = names == [_ALL]
     names = list(STUDIES) if is_all else [study_class(name).name for name in names]
     make_folder(output)

@@ -7,16 +7,18 @@ strongly with A where S is large.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.estimators.information import was_tested
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import heat_map, panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NUM_BINS = 8
 # Cells with fewer records are left empty.

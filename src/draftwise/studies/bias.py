@@ -15,11 +15,10 @@ of the other requests and over the rest of the request's own draft, both taken f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from draftwise.benchmark.style import COLOURS
@@ -29,6 +28,9 @@ from draftwise.studies.positions import Floats, Passage
 from draftwise.studies.published_rules import Keep, RecordedDrafts, rules
 from draftwise.studies.study import OWN, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NUM_POSITIONS = 240
 # Differences below this are rounding errors in float64.

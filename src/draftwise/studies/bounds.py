@@ -12,11 +12,10 @@ approximation holds with high probability for sufficiently large c.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from scipy import stats
 
 from draftwise.benchmark.style import COLOURS
@@ -25,6 +24,9 @@ from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Positions
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FACTORS = tuple(np.round(np.linspace(0.0, 2.0, 41), 3).tolist())
 # SVIP's authors use the criterion √(0.15·H) > 0.3.

@@ -9,10 +9,9 @@ On a machine where the target alone uses all cores, overlap has little effect.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.contenders import PolicyContender
 from draftwise.benchmark.style import COLOURS, HATCHES, legend_below
@@ -23,6 +22,9 @@ from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.whole_calls import answer_interleaved
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _POLICY = "fixed"
 PLAIN, OVERLAP, REPLICAS = "one after the other", "overlap", "two drafting processes"

@@ -10,11 +10,10 @@ weighted by the probability that all tokens before it are accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, look
 from draftwise.estimators.calibration import RunningCalibration
@@ -27,6 +26,9 @@ from draftwise.studies.drawing import bars, panels, styled
 from draftwise.studies.positions import Floats
 from draftwise.studies.study import OWN, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Predict = Callable[[Records], Floats]
 # Number of tokens between two updates of an online estimator.

@@ -11,9 +11,7 @@ fine-tuned draft.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from draftwise.benchmark.style import COLOURS
 from draftwise.estimators.information import information_gains, pearson
@@ -23,6 +21,9 @@ from draftwise.studies.information_gain import short_name
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench, same_distribution
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 QUANTISED = "draft:int8"
 

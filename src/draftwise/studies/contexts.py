@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from draftwise.benchmark.style import legend_below, look
 from draftwise.errors import InvalidParameterError
@@ -14,6 +12,9 @@ from draftwise.studies.drawing import panels
 from draftwise.studies.study import Data
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PROMPTS = 4
 

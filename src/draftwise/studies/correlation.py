@@ -7,10 +7,9 @@ companion can approximate the target.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS
 from draftwise.estimators.information import pearson
@@ -19,6 +18,9 @@ from draftwise.studies.drawing import bars, panels, styled
 from draftwise.studies.information_gain import short_name
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench, same_distribution
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NUM_POINTS = 400
 _NUM_BINS = 10

@@ -11,9 +11,7 @@ inflated as well: they draft and judge the same tokens, at the cost of a larger 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from draftwise.errors import InvalidParameterError
 from draftwise.studies.drawing import heat_map, panels, styled
@@ -23,6 +21,9 @@ from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, best_static, best_static_unbiased, compete, summary
 from draftwise.studies.workbench import Workbench
 from draftwise.zoo import PREFIX
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STATIC = ("fixed:1", "fixed:2", "fixed:3", "fixed:5")
 _POLICIES = (*_STATIC, "svip", "smartspec", "sv-published", "sv", "adaptive")

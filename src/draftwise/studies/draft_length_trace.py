@@ -8,18 +8,19 @@ follow the accepted lengths, while those of the heuristic lag behind.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.style import COLOURS
 from draftwise.engine.request import Request
-from draftwise.studies.drawing import panels, styled
+from draftwise.studies.drawing import count_on, panels, styled
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.sustained import Contender
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MAX_LENGTH = 10
 _POLICIES = (
@@ -97,7 +98,7 @@ class DraftLengthTrace(Study):
                 f"{own['drafted_per_step']:.1f} tokens accepted per step",
                 loc="left",
             )
-            panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+            count_on(panel.yaxis)
             panel.set_ylabel("tokens")
         axes[0].legend(frameon=False, loc="upper right", ncols=2)
         axes[-1].set_xlabel("step")

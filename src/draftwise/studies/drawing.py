@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draftwise.benchmark.style import COLOURS, STYLE
+from draftwise.benchmark.style import COLOURS, STYLE, pyplot
 
-Draw = Callable[[Any, Mapping[str, Any]], Figure]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Draw = Callable[[Any, Mapping[str, Any]], "Figure"]
 
 
 def styled(draw: Draw) -> Draw:
@@ -21,7 +23,7 @@ def styled(draw: Draw) -> Draw:
 
     @wraps(draw)
     def drawn(study: Any, data: Mapping[str, Any]) -> Figure:
-        with plt.rc_context(STYLE):
+        with pyplot().rc_context(STYLE):
             return draw(study, data)
 
     return cast(Draw, drawn)
@@ -37,7 +39,7 @@ def panels(
         width, height: size of each panel, in inches.
         named: further arguments of ``matplotlib.pyplot.subplots``.
     """
-    figure, axes = plt.subplots(
+    figure, axes = pyplot().subplots(
         rows,
         columns,
         figsize=(width * columns, height * rows),
@@ -46,6 +48,13 @@ def panels(
         **named,
     )
     return figure, [each for row in axes for each in row]
+
+
+def count_on(axis: Axis) -> None:
+    """Let an axis have whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def heat_map(
@@ -73,7 +82,7 @@ def heat_map(
     axes.imshow(cells, cmap="cividis", vmin=low, vmax=high, aspect="auto")
     axes.set_xticks(range(len(across)), across)
     if max(map(len, across)) > 6:
-        plt.setp(axes.get_xticklabels(), rotation=45, ha="right", rotation_mode="anchor")
+        pyplot().setp(axes.get_xticklabels(), rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(down)), down)
     axes.grid(visible=False)
     axes.set_title(label)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import look
 from draftwise.engine.request import Request
@@ -23,6 +22,9 @@ from draftwise.params import SamplingParams
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _POLICIES = ("fixed:5", "tetris:5", "sv-published:5", "sv:5")
 _REQUESTS_PER_ROW = 4

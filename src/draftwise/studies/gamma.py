@@ -7,17 +7,17 @@ is to draft about one token more than are accepted on average (about 4 if 3 of 1
 
 from __future__ import annotations
 
-from typing import Any
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any
 
 from draftwise.benchmark.style import look
 from draftwise.core.goodput import advised_draft_length, expected_accepted
-from draftwise.studies.drawing import panels, styled
+from draftwise.studies.drawing import count_on, panels, styled
 from draftwise.studies.study import LAW, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 
@@ -84,7 +84,7 @@ class Gamma(Study):
             panel.set_xlabel("γ, drafted tokens")
             panel.set_ylabel(label)
             panel.set_ylim(bottom=0)
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            count_on(panel.xaxis)
         axes[0].legend(frameon=False)
         return figure
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.studies.drawing import heat_map, panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Policies of other sources that SV is compared with.
 _OTHERS = ("svip", "smartspec", "staged")

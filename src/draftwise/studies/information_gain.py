@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS
 from draftwise.estimators.information import information_gains, pearson
@@ -26,6 +25,9 @@ from draftwise.studies.drawing import panels, styled
 from draftwise.studies.settings import StudySettings
 from draftwise.studies.study import SV, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench, same_distribution
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BINNINGS = ("5x5", "10x10", "20x20", "adaptive")
 SINGLE = ("H", "q(x)", "history", "S", "A")

@@ -10,11 +10,10 @@ Acceptance and the distance to the target are computed exactly at each position.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from draftwise.benchmark.style import look
@@ -23,6 +22,9 @@ from draftwise.studies.positions import Passage
 from draftwise.studies.study import LAW, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, contender, summary
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VALUES = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1)
 _LENGTH = 5

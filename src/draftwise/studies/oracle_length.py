@@ -9,17 +9,18 @@ length is optimal.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.style import COLOURS
-from draftwise.studies.drawing import panels, styled
+from draftwise.studies.drawing import count_on, panels, styled
 from draftwise.studies.positions import Booleans, Integers, Positions
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NUM_BINS = 6
 _MAX_SHOWN = 16
@@ -118,7 +119,7 @@ class OracleLength(Study):
         shares.plot(at, by_chance, "D--", color=COLOURS[1], markersize=3, label="independent")
         shares.set_xlabel(f"oracle draft length, tokens ({_MAX_SHOWN}: or more)")
         shares.set_ylabel("share of drafts")
-        shares.xaxis.set_major_locator(MaxNLocator(integer=True))
+        count_on(shares.xaxis)
         shares.legend(frameon=False)
         bins = data["by_context"]
         middle = [(each["from"] + each["to"]) / 2 for each in bins]

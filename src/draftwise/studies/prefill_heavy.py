@@ -8,10 +8,9 @@ is not slower than the baselines there.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.contenders import PolicyContender
 from draftwise.benchmark.style import COLOURS, HATCHES
@@ -20,6 +19,9 @@ from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.whole_calls import answer_interleaved
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _POLICIES = ("fixed:5", "adaptive", "sv")
 _LONG_PROMPT, _SHORT_ANSWER = 768, 16

@@ -9,16 +9,18 @@ faster than the oracle.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.policies import POLICIES
 from draftwise.studies.drawing import heat_map, panels, styled
 from draftwise.studies.study import OWN, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, best_static, best_static_unbiased, compete, summary
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STATIC = ("fixed:1", "fixed:2", "fixed:3", "fixed:5", "fixed:7")
 _MAX_LENGTH = 7

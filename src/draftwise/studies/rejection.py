@@ -9,16 +9,18 @@ rejected tokens.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, look
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Booleans, Floats, Positions
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _OFFSETS = (-4, -3, -2, -1, 0, 1)
 _NUM_BINS = 24

@@ -9,16 +9,18 @@ sampled texts.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import look
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Positions
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NUM_BINS = 8
 

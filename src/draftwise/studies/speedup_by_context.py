@@ -7,14 +7,15 @@ The source found that the advantage of SVIP grows with the context.
 
 from __future__ import annotations
 
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from draftwise.studies.contexts import contexts_left_out, draw_contexts, measure_contexts
 from draftwise.studies.drawing import styled
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _FIXED = tuple(f"fixed:{length}" for length in (2, 3, 4, 5))
 _MAX_LENGTH = 10

@@ -11,10 +11,9 @@ on half of the drafts and evaluated on the other half.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, look
 from draftwise.core.latency import LatencyModel
@@ -23,6 +22,9 @@ from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Integers
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The threshold in the authors' code, converted to the paper's form.
 THEIR_THRESHOLD = 0.77

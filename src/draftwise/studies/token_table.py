@@ -12,11 +12,10 @@ drafted and accepted with probability min(p, q)(x). These are summed over all po
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS
 from draftwise.core.signals import entropy
@@ -25,6 +24,9 @@ from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Passage
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Minimum expected number of drafts of a token, and number of tokens shown of each kind.
 _MIN_DRAFTS = 8.0

@@ -8,14 +8,15 @@ draft model.
 
 from __future__ import annotations
 
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from draftwise.studies.contexts import contexts_left_out, draw_contexts, measure_contexts
 from draftwise.studies.drawing import styled
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NODES = 16
 _TREE = f"{_NODES}x4"

@@ -12,16 +12,18 @@ prefill.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, HATCHES
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import Contender, begin, compete
 from draftwise.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _POLICIES = ("none", "fixed:5", "sv-published:5", "sv:5")
 _ROLES = ("target", "draft", "companion")

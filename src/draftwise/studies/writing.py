@@ -9,11 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from draftwise.benchmark.report import provenance
-from draftwise.benchmark.style import STYLE, svg
+from draftwise.benchmark.style import STYLE, pyplot, svg
 from draftwise.errors import InvalidParameterError
 from draftwise.studies.registry import STUDIES, study_class
 from draftwise.studies.settings import StudySettings
@@ -21,6 +20,7 @@ from draftwise.studies.study import Data, Description, Study
 
 DATA, FIGURE, TEXT, PAGE = "data.json", "figure", "text.md", "report.html"
 _RESOLUTION = 150
+plt = pyplot()
 
 
 def write_study(
