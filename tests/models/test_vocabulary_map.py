@@ -77,11 +77,14 @@ def test_an_end_of_sequence_token_may_be_an_ordinary_one(ordinary):
         own.eos_token = "a"
     shared = translator(target, own).vocabulary
     pairs = set(zip(spelled(own, shared.own_ids), spelled(target, shared.target_ids), strict=True))
-    assert pairs == {
-        "target": {("</s>", "b"), ("a", "a")},
-        "own": {("a", "<|end|>"), ("b", "b")},
-        "both": {("a", "b")},
-    }[ordinary]
+    assert (
+        pairs
+        == {
+            "target": {("</s>", "b"), ("a", "a")},
+            "own": {("a", "<|end|>"), ("b", "b")},
+            "both": {("a", "b")},
+        }[ordinary]
+    )
 
 
 def test_tokens_beyond_the_logits_are_not_shared():

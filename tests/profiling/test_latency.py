@@ -227,7 +227,6 @@ class TestPasses:
         assert factors.keys() == {Stage.TARGET, Stage.DRAFT}
         assert all(factor > 0 for factor in factors.values())
 
-
     def test_interference_on_one_core_is_refused_before_any_pass(self, triple, monkeypatch):
         passes = []
         monkeypatch.setattr(interference, "shares", lambda: None)

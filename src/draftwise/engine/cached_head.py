@@ -35,7 +35,7 @@ class _Pending:
 
     def __init__(self) -> None:
         self.first = self.end = 0
-        self._parts: list[Tensor] = []
+        self._parts: list[StateRows] = []
 
     def restart(self, position: int) -> None:
         """Drop all states. The next one is that of a position."""
@@ -44,22 +44,23 @@ class _Pending:
 
     def append(self, states: StateRows) -> None:
         """Add states that follow the last one. Those that were added before are left out."""
-        rows = states.rows[max(0, self.end - states.start) :]
-        if len(rows):
-            # A copy, as the states of a whole step may share their memory.
-            self._parts.append(rows.clone())
-            self.end += len(rows)
+        known = max(0, self.end - states.start)
+        if states.length > known:
+            start, source, first, length = states
+            self._parts.append(StateRows(start + known, source, first + known, length - known))
+            self.end = start + length
 
     def rows(self, start: int, end: int) -> Tensor:
         """``[end - start, size]`` the states of consecutive positions."""
         if len(self._parts) > 1:
-            self._parts = [torch.cat(self._parts)]
-        return self._parts[0][start - self.first : end - self.first]
+            rows = torch.cat([part.rows for part in self._parts])
+            self._parts = [StateRows(self.first, rows, 0, len(rows))]
+        return self._parts[0].rows[start - self.first : end - self.first]
 
     def drop_before(self, position: int) -> None:
         """Drop the states before a position."""
-        while self._parts and self.first + len(self._parts[0]) <= position:
-            self.first += len(self._parts.pop(0))
+        while self._parts and self.first + self._parts[0].length <= position:
+            self.first += self._parts.pop(0).length
 
 
 class _Carried(NamedTuple):
@@ -153,7 +154,7 @@ class CachedHead(CachedModel):
 
     def commit(self, commit: Commit) -> None:
         """Drop the entries of drafted tokens and keep the target's new states."""
-        for request, states in zip(commit.requests, commit.states, strict=True):
+        for request, states in zip(commit.requests, _compact(commit.states), strict=True):
             slot, pending = request.cache_slot, self._pending[request.cache_slot]
             self.cache.truncate(slot, pending.end)
             self._committed[slot] = self.cache.lengths[slot]
@@ -182,7 +183,7 @@ class CachedHead(CachedModel):
         self.cache.advance(cache_slot, length)
         rows = torch.zeros(1, self.head.state_size, dtype=self.head.dtype, device=self.device)
         self._pending[cache_slot].restart(length)
-        self._pending[cache_slot].append(StateRows(length, rows))
+        self._pending[cache_slot].append(StateRows(length, rows, 0, 1))
 
     def read(self, inputs: Iterable[ForwardInput]) -> tuple[Tensor | None, int]:
         """Read waiting states in one packed pass; see :meth:`CachedModel.read`."""
@@ -312,6 +313,23 @@ class CachedHead(CachedModel):
     def fit_vocabulary(self, logits: Tensor) -> Tensor:
         """The logits over the target's vocabulary."""
         return self.head.target_logits(logits, self.vocab_size)
+
+
+def _compact(states: Sequence[StateRows | None]) -> list[StateRows | None]:
+    """The states of a pass, copied if more than half of what the pass has computed is not kept.
+
+    While states wait, they keep all rows of their pass in memory.
+    """
+    kept: dict[int, int] = {}
+    for each in states:
+        if each is not None:
+            kept[id(each.source)] = kept.get(id(each.source), 0) + each.length
+    return [
+        StateRows(each.start, each.rows.clone(), 0, each.length)
+        if each is not None and 2 * kept[id(each.source)] < len(each.source)
+        else each
+        for each in states
+    ]
 
 
 def _slots_of_rows(packed: PackedInput) -> list[int]:

@@ -16,11 +16,21 @@ class StateRows(NamedTuple):
 
     Attributes:
         start: the first position.
-        rows: ``[positions, size]`` the states that the proposer reads, side by side.
+        source: ``[rows, size]`` the states that the proposer reads, side by side, of all tokens of
+            a pass.
+        first: row of the first position.
+        length: number of positions.
     """
 
     start: int
-    rows: Tensor
+    source: Tensor
+    first: int
+    length: int
+
+    @property
+    def rows(self) -> Tensor:
+        """``[length, size]`` the states of the positions."""
+        return self.source[self.first : self.first + self.length]
 
 
 @dataclass(frozen=True)

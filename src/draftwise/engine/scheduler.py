@@ -315,8 +315,9 @@ class Scheduler:
 
     def _kept_states(self, request: Request, states: Mapping[int, StateRows]) -> StateRows:
         """The hidden states of the tokens that stay in the target's cache."""
-        start, rows = states[request.cache_slot]
-        return StateRows(start, rows[: self._target_cache.lengths[request.cache_slot] - start])
+        own = states[request.cache_slot]
+        kept = self._target_cache.lengths[request.cache_slot] - own.start
+        return own._replace(length=min(own.length, kept))
 
     def _append(
         self,

@@ -152,9 +152,10 @@ class TargetVerifier:
             states = dict(states)
             for request, kept, has_tree in zip(requests, offsets, reads, strict=True):
                 if has_tree:
-                    start, own = states[request.cache_slot]
-                    at = upload(kept, torch.long, own.device)
-                    states[request.cache_slot] = StateRows(start, own[at])
+                    own = states[request.cache_slot]
+                    at = upload(kept, torch.long, own.source.device)
+                    path = own.rows[at]
+                    states[request.cache_slot] = StateRows(own.start, path, 0, len(path))
         plan = as_chains(step.plan, paths)
         return replace(step, logits=logits, states=states, accepted=plan)
 
@@ -163,7 +164,7 @@ def _states_of_slots(tap: StateTap, segments: list[Segment]) -> dict[int, StateR
     """The collected states by cache slot."""
     rows, first, states = tap.rows, 0, {}
     for slot, start, count in segments:
-        states[slot] = StateRows(start, rows[first : first + count])
+        states[slot] = StateRows(start, rows, first, count)
         first += count
     return states
 
