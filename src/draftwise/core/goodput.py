@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -153,6 +153,25 @@ def step_estimates(
             seconds += runs * costs.draft(num_requests * drafting / runs) if runs else 0.0
         result.append(StepEstimate(num_requests * (1.0 + gained), seconds, size, passes))
     return result
+
+
+def without_worse_twins(
+    estimates: Mapping[OperatingPoint, StepEstimate], incumbent: OperatingPoint
+) -> list[OperatingPoint]:
+    """The points of which none but the incumbent has a twin with a better estimate.
+
+    Twins have the same threshold, and only one of them verifies all drafted tokens. Which is better
+    follows from the same drafts and from the cost of a verified token. So no trial is spent on it.
+    """
+
+    def is_worse(point: OperatingPoint) -> bool:
+        twin = replace(point, verifies_all=not point.verifies_all)
+        if twin not in estimates:
+            return False
+        own, other = estimates[point].goodput, estimates[twin].goodput
+        return other > own or (other == own and twin.verifies_all)
+
+    return [point for point in estimates if point == incumbent or not is_worse(point)]
 
 
 class DraftMemory:

@@ -156,6 +156,7 @@ class PrefixStore:
         self._blocks.clear()
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._chains = [[] for _ in self._chains]
+        self._seen = [0] * len(self._seen)
 
     def _match(
         self, tokens: Sequence[int], salt: str, limit: int, known: Sequence[_Block] = ()

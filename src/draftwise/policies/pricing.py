@@ -17,8 +17,8 @@ the step's own draws through a common budget (see docs/lossless.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from draftwise.core.goodput import (
     Costs,
@@ -28,6 +28,7 @@ from draftwise.core.goodput import (
     StepTimeCorrections,
     point_kind,
     step_estimates,
+    without_worse_twins,
 )
 from draftwise.core.latency import LatencyModel
 from draftwise.policies.nearest import nearest
@@ -363,7 +364,7 @@ class Pricing:
         estimates = choice.estimates = self._estimates(num_requests, context)
         goodput = {
             point: estimates[point].goodput / corrections.factor(point)
-            for point in _without_worse_twins(estimates, choice.incumbent.point)
+            for point in without_worse_twins(estimates, choice.incumbent.point)
         }
 
         def optimistic_goodput(point: OperatingPoint) -> float:
@@ -418,25 +419,6 @@ class Pricing:
         return Price(
             point, goodput, goodput * self._latency.marginal_seconds(estimate.size, context)
         )
-
-
-def _without_worse_twins(
-    estimates: Mapping[OperatingPoint, StepEstimate], incumbent: OperatingPoint
-) -> list[OperatingPoint]:
-    """The points of which none but the incumbent has a twin with a better estimate.
-
-    Twins have the same threshold, and only one of them verifies all drafted tokens. Which is better
-    follows from the same drafts and from the cost of a verified token. So no trial is spent on it.
-    """
-
-    def is_worse(point: OperatingPoint) -> bool:
-        twin = replace(point, verifies_all=not point.verifies_all)
-        if twin not in estimates:
-            return False
-        own, other = estimates[point].goodput, estimates[twin].goodput
-        return other > own or (other == own and twin.verifies_all)
-
-    return [point for point in estimates if point == incumbent or not is_worse(point)]
 
 
 def _choice_key(num_requests: int) -> int:

@@ -14,14 +14,16 @@ from draftwise.profiling.passes import PassShape, PassTimer, Stage
 _NUM_ROUNDS = 7
 
 
-def check_interference() -> None:
-    """Refuse to measure the slowdown on one core.
+def cores_of_both() -> tuple[list[int], list[int]]:
+    """The cores of the target and of the draft in a measurement of their slowdown.
 
     Raises:
         InvalidParameterError: the process has only one core.
     """
-    if shares() is None:
+    cores = shares()
+    if cores is None:
         raise InvalidParameterError("interference", "requires at least two cores")
+    return cores
 
 
 def measure_interference(
@@ -45,11 +47,9 @@ def measure_interference(
     Raises:
         InvalidParameterError: the process has only one core.
     """
-    check_interference()
-    cores = shares()
-    assert cores is not None
     large, small = (
-        PinnedThread(name, each) for name, each in zip(("target", "draft"), cores, strict=True)
+        PinnedThread(name, each)
+        for name, each in zip(("target", "draft"), cores_of_both(), strict=True)
     )
     ratios: dict[Stage, list[float]] = {Stage.TARGET: [], Stage.DRAFT: []}
     try:

@@ -15,7 +15,7 @@ from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.profiling.fitting import Point
-from draftwise.profiling.interference import check_interference, measure_interference
+from draftwise.profiling.interference import cores_of_both, measure_interference
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import Shapes, quick_shapes, thorough_shapes
@@ -97,7 +97,7 @@ def measure_profile(
     integer("num_speculative_tokens", num_speculative_tokens, 1)
     measures_interference = interference and not models.have_exit
     if measures_interference:
-        check_interference()
+        cores_of_both()
     longest = longest_context(models, num_speculative_tokens)
     if contexts is None:
         contexts = [n for n in _CONTEXTS if n <= longest] or [longest]
