@@ -8,12 +8,14 @@ import torch
 
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.core.types import TreeProbs
+from draftwise.engine import tree_acceptance
 from draftwise.engine.cached_model import ForwardInput, NodeInput
 from draftwise.engine.proposers import drafted_trees
 from draftwise.engine.proposers.growing_tree import CopiedToken, GrowingTree
 from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.errors import InvalidParameterError
 from draftwise.models.native import library
+from draftwise.models.native import trees as native_trees
 from draftwise.models.tree_tokens import SegmentTree
 from draftwise.policies import create_policy
 from draftwise.policies.base import PolicyContext
@@ -115,6 +117,16 @@ def test_texts_follow_the_target_with_every_control(models, kind, controls, max_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_follow_the_target_without_kernels(models, kind, monkeypatch):
+    """PyTorch's operations draw the children and test them, as on a GPU."""
+    monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+    engine = branching(models, kind, "eagle2", 16)
+    prompt = REPEATING if kind.startswith("copies") else (1, 2, 3)
+    assert p_value(models, engine, {}, 2000, prompt=prompt) > NOT_UNLIKELY
+
+
+@pytest.mark.slow
 def test_verifying_only_likely_children_is_noticed(models, monkeypatch):
     """Whether a drawn child is verified must not depend on its token."""
     right = drafted_trees.DraftedTrees.draft
@@ -133,16 +145,24 @@ def test_verifying_only_likely_children_is_noticed(models, monkeypatch):
 
 
 @pytest.mark.slow
-def test_testing_a_copied_token_like_a_drawn_one_is_noticed(models, monkeypatch):
-    right = TreeProbs.of
+@pytest.mark.parametrize("kernels", [True, False])
+def test_testing_a_copied_token_like_a_drawn_one_is_noticed(models, kernels, monkeypatch):
+    right = tree_acceptance._test_drawn if not kernels else native_trees.accept_trees
 
-    def biased(self, request, node):
-        rows = self.rows[request]
-        return right(
-            replace(self, rows=[[max(row, 0) for row in rows]] * (request + 1)), request, node
-        )
+    def biased(*arguments):
+        wrong = [
+            replace(each, rows=[[max(row, 0) for row in own] for own in each.rows])
+            if isinstance(each, TreeProbs)
+            else each
+            for each in arguments
+        ]
+        return right(*wrong)
 
-    monkeypatch.setattr(TreeProbs, "of", biased)
+    if kernels:
+        monkeypatch.setattr(native_trees, "accept_trees", biased)
+    else:
+        monkeypatch.setattr(tree_acceptance, "_test_drawn", biased)
+        monkeypatch.setattr(tree_acceptance, "library_for", lambda device: None)
     engine = branching(models, "copies and model", max_batch_size=64)
     assert p_value(models, engine, {}, 6000, prompt=REPEATING) < 1e-6
 

@@ -7,7 +7,7 @@ import torch
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.core.trees import accept_drawn_path
 from draftwise.core.types import Plan
-from draftwise.engine import acceptance, tree_paths
+from draftwise.engine import tree_acceptance, tree_paths
 from draftwise.engine.suffix.branching import find_tree
 from draftwise.engine.suffix.search import find_continuation
 from draftwise.errors import InvalidParameterError
@@ -62,7 +62,8 @@ def test_a_walk_that_prefers_children_is_noticed(models, monkeypatch):
             first += length + 1
         return right(plan, drawn)
 
-    monkeypatch.setattr(acceptance, "accepted_nodes", biased)
+    monkeypatch.setattr(tree_acceptance, "accepted_nodes", biased)
+    monkeypatch.setattr(tree_acceptance, "library_for", lambda device: None)
     engine = branching(models, RECIPE, "fixed", 64)
     assert p_value(models, engine, {}, 6000, BRANCHING, max_tokens=7) < 1e-6
 

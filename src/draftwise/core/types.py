@@ -17,7 +17,8 @@ class TreeProbs:
     """The distributions that nodes of token trees were taken from.
 
     Attributes:
-        probs: ``[rows, own vocab]`` float32 distributions of the draft.
+        parts: distributions of the draft, ``[rows, own vocab]`` float32 each. Their rows are
+            numbered one after another.
         rows: ``[batch]`` the row of each node of a request. -1 for a node that has none: one that
             was proposed with certainty, or, in :class:`TreeSignals`, one that was copied. Empty for
             a tree without distributions.
@@ -25,10 +26,18 @@ class TreeProbs:
         vocab_size: the target's vocabulary size.
     """
 
-    probs: Tensor
+    parts: Sequence[Tensor]
     rows: Sequence[Sequence[int]]
     ids: Tensor | None
     vocab_size: int
+
+    def addresses(self) -> list[int]:
+        """The address of each row, whose numbers are contiguous."""
+        return [
+            part.data_ptr() + row * part.stride(0) * part.element_size()
+            for part in self.parts
+            for row in range(len(part))
+        ]
 
     def of(self, request: int, node: int) -> Tensor | None:
         """``[vocab]`` the distribution that a node and its later siblings were drawn from.
@@ -38,7 +47,11 @@ class TreeProbs:
         row = self.rows[request][node]
         if row < 0:
             return None
-        return self.over_vocabulary(slice(row, row + 1))[0]
+        for part in self.parts:
+            if row < len(part):
+                return self._widened(part[row : row + 1])[0]
+            row -= len(part)
+        raise IndexError(f"node {node} of request {request} has no distribution")
 
     def of_requests(self, indices: Sequence[int]) -> TreeProbs:
         """The distributions of some requests' nodes."""
@@ -52,7 +65,11 @@ class TreeProbs:
 
     def over_vocabulary(self, rows: Tensor | slice) -> Tensor:
         """``[rows, vocab]`` some of the distributions."""
-        own = self.probs[rows]
+        parts = self.parts
+        return self._widened((parts[0] if len(parts) == 1 else torch.cat(list(parts)))[rows])
+
+    def _widened(self, own: Tensor) -> Tensor:
+        """``[rows, vocab]`` of ``[rows, own vocab]``."""
         if self.ids is None:
             return own
         return own.new_zeros(len(own), self.vocab_size).index_copy_(1, self.ids, own)

@@ -21,7 +21,6 @@ what the draft's distribution has beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,43 +37,24 @@ from draftwise.engine.proposers.drafted_trees import (
     chain_of,
     worth_verifying,
 )
-from draftwise.engine.proposers.drawn_children import (
-    Drawing,
-    add_drawn_children,
-    open_distributions,
-)
+from draftwise.engine.proposers.drawn_children import Drawing, add_drawn_children
 from draftwise.engine.proposers.growing_tree import COPIED, CopiedToken, GrowingTree, Node
+from draftwise.engine.proposers.next_tokens import next_tokens
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.proposers.tree_growth import Growth, Reading
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.nodes import NodeAcceptance, RankAcceptance
-from draftwise.models.transfer import fetch, upload
+from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import MAX_TREE_TOKENS
 from draftwise.policies.base import Policy
 from draftwise.policies.inputs import TreeLevel
-
-Floats = NDArray[np.float64]
 
 # Probability that a child of a root is accepted, before any tree was drafted, and the weight of a
 # step in its mean.
 _FIRST_COVERAGE, _COVERAGE_WEIGHT = 0.7, 0.05
 # The model grows a tree after so many steps without one, to be measured.
 _LONGEST_REST = 64
-
-
-class _Children(NamedTuple):
-    """The most likely next tokens at some rows.
-
-    Attributes:
-        tokens: ``[rows, width]`` ids of the target.
-        probs: ``[rows, width]`` the draft's probabilities, descending; 0 for no child.
-        entropy: ``[rows]`` entropy of each distribution in nats; ``None`` if not wanted.
-    """
-
-    tokens: list[list[int]]
-    probs: Floats
-    entropy: Floats | None
 
 
 class TreeDrafting:
@@ -93,6 +73,8 @@ class TreeDrafting:
         self._ranks, self._first_ranks = RankAcceptance(width), RankAcceptance(width)
         self._drafted: list[tuple[Request, int, GrowingTree]] = []
         self._root_coverage, self._num_rests = _FIRST_COVERAGE, 0
+        # Of _target_ids, once it is known.
+        self._ids: tuple[Tensor | None] | None = None
 
     def growing(
         self, limits: Sequence[int], copied: Sequence[Sequence[CopiedToken]], policy: Policy
@@ -162,7 +144,7 @@ class TreeDrafting:
             branch = branch[:longest]
             trees.append(GrowingTree(index, greedy, step.limits[index], room, branch))
             self._drafted.append((request, len(request.tokens), trees[-1]))
-        growth = Growth(model, step, policy, trees)
+        growth = Growth(model, step, policy, trees, self._target_ids())
         logits = model.read_roots(step.inputs)
         passes = [len(trees)]
         reading: list[Reading] = [(tree, [ROOT]) for tree in trees]
@@ -229,6 +211,15 @@ class TreeDrafting:
         """A step failed. Nothing is learnt from it."""
         self._drafted = []
 
+    def _target_ids(self) -> Tensor | None:
+        """``[own vocab]`` ids of the target; ``None`` if they are 0, 1, 2, …"""
+        if self._ids is None:
+            own = torch.arange(self._model.own_vocab_size, device=self._model.device)
+            ids = self._model.target_tokens(own)
+            is_whole = len(own) == self._model.vocab_size and torch.equal(ids, own)
+            self._ids = (None if is_whole else ids,)
+        return self._ids[0]
+
     def _add_children(self, growth: Growth, logits: Tensor, reading: Sequence[Reading]) -> float:
         """Add the children of the nodes that were read.
 
@@ -239,19 +230,18 @@ class TreeDrafting:
         step = growth.step
         owners = [tree.index for tree, nodes in reading for _ in nodes]
         temperature = step.batch.controls.temperature[upload(owners, torch.long, logits.device)]
-        found = self._children(logits, temperature, growth.wants_entropy)
-        q = open_distributions(self._model, step, logits, reading)
-        growth.keep_read(logits, temperature, q.probs, q.rows, reading)
+        found = next_tokens(self._model, step, logits, reading, self._width, growth.wants_entropy)
+        growth.keep_read(logits, temperature, found.open_probs, found.open_rows, reading)
         estimates = self._acceptance.predict(found.probs)
         # With policies that do not depend on time, a seed reproduces its text.
         fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}
         is_fixed = np.array([fixed[owner] for owner in owners])[:, None]
-        first, learnt = (each.predict(q.largest) for each in (self._first_ranks, self._ranks))
+        first, learnt = (each.predict(found.largest) for each in (self._first_ranks, self._ranks))
         ranks = np.where(is_fixed, first, learnt)
         # A token that has no probability is no child.
-        ranks *= np.arange(ranks.shape[1]) < q.support[:, None]
+        ranks *= np.arange(ranks.shape[1]) < found.support[:, None]
         probs, rows, of_ranks = found.probs.tolist(), estimates.tolist(), ranks.tolist()
-        entropy = [0.0] * len(owners) if found.entropy is None else found.entropy.tolist()
+        entropy, open_rows = found.entropy, found.open_rows
         drawing: list[Drawing] = []
         row, total, covered = 0, 0.0, 0.0
         num_nodes = growth.num_nodes
@@ -279,33 +269,17 @@ class TreeDrafting:
                 else:
                     values = own[at][: counts[at]]
                     if values:
-                        largest = float(q.largest[row])
+                        largest = float(found.largest[row])
                         drawing.append(
-                            Drawing(tree, node, q.rows[row], values, largest, entropy[row])
+                            Drawing(tree, node, open_rows[row], values, largest, entropy[row])
                         )
                     covered += tree.value(node) * sum(values)
                 total += tree.open_value(node)
                 row += 1
         if drawing:
-            assert q.probs is not None
-            add_drawn_children(growth, q.probs, drawing)
+            assert found.open_probs is not None
+            add_drawn_children(growth, found.open_probs, drawing)
         return min(1.0, covered / total) if total else 0.0
-
-    def _children(self, logits: Tensor, temperature: Tensor, signals: bool) -> _Children:
-        """The most likely tokens of each row; greedy rows have temperature 1."""
-        scores = logits.float()
-        if bool((temperature > 0).any()):
-            scores = scores / torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
-        top, tokens = scores.topk(min(self._width, scores.shape[1]), dim=1)
-        total = scores.logsumexp(dim=1, keepdim=True)
-        probs = (top - total).exp().nan_to_num(nan=0.0)
-        entropy = None
-        if signals:
-            p = (scores - total).exp()
-            entropy = torch.special.entr(p).sum(dim=1).nan_to_num(nan=0.0)
-            entropy = fetch(entropy)[0].double().numpy()
-        tokens, probs = fetch(self._model.target_tokens(tokens), probs)
-        return _Children(tokens.tolist(), probs.double().numpy(), entropy)
 
     def _next_nodes(self, growth: Growth, coverage: float) -> list[Reading]:
         """The nodes that get children next, in order of cache slot."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -31,16 +31,23 @@ class Growth:
         policy: decides which nodes get children.
         wants_entropy: whether the policy uses the entropy of the draft.
         trees: all trees.
+        ids: ``[own vocab]`` int64 ids of the target; ``None`` if they are 0, 1, 2, …
     """
 
     def __init__(
-        self, model: CachedModel, step: DraftingStep, policy: Policy, trees: list[GrowingTree]
+        self,
+        model: CachedModel,
+        step: DraftingStep,
+        policy: Policy,
+        trees: list[GrowingTree],
+        ids: Tensor | None,
     ) -> None:
         """Start with the roots.
 
         Args:
-            model, step, policy, trees: see above.
+            model, step, policy, trees, ids: see above.
         """
+        self.ids = ids
         self.model, self.step, self.policy, self.trees = model, step, policy, trees
         self.wants_entropy = policy.uses_draft_signals()
         # Distributions that children were drawn from, and by request the row of each drawn node.
@@ -69,7 +76,7 @@ class Growth:
         logits: Tensor,
         temperature: Tensor,
         open_probs: Tensor | None,
-        open_rows: Collection[int],
+        open_rows: Sequence[int],
         reading: Sequence[Reading],
     ) -> None:
         """Keep the distributions at nodes that were read, if a companion scores the trees.
@@ -78,7 +85,7 @@ class Growth:
             logits: ``[rows, own vocab]``.
             temperature: ``[rows]``; greedy requests have their softmax at 1.
             open_probs: ``[drawn, own vocab]`` distributions that children are drawn from.
-            open_rows: ``[drawn]`` their rows among all.
+            open_rows: ``[rows]`` the row of each node there; -1 for greedy requests.
             reading: the nodes, in the order of the rows.
         """
         if self._known is None:
@@ -86,24 +93,26 @@ class Growth:
         scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
         probs = (logits.float() / scale).softmax(dim=1).nan_to_num(nan=0.0)
         if open_probs is not None:
-            probs[upload(list(open_rows), torch.long, probs.device)] = open_probs
+            drawn = [row for row, place in enumerate(open_rows) if place >= 0]
+            probs[upload(drawn, torch.long, probs.device)] = open_probs
         row = sum(map(len, self._known))
         self._known.append(probs)
         for tree, nodes in reading:
             self._known_rows[tree.index] |= {node: row + at for at, node in enumerate(nodes)}
             row += len(nodes)
 
-    def keep_drawn(self, probs: Tensor, nodes: Sequence[tuple[GrowingTree, range]]) -> None:
+    def keep_drawn(self, probs: Tensor, nodes: Sequence[tuple[GrowingTree, range, int]]) -> None:
         """Keep the distributions that children were drawn from.
 
         Args:
-            probs: ``[parents, own vocab]``.
-            nodes: ``[parents]`` the tree and the drawn children of each.
+            probs: ``[rows, own vocab]``.
+            nodes: ``[parents]`` the tree, the drawn children, and the row of each.
         """
         first_row = sum(map(len, self._drawn))
         self._drawn.append(probs)
-        for row, (tree, children) in enumerate(nodes, first_row):
-            self._drawn_rows.setdefault(tree.index, {}).update(dict.fromkeys(children, row))
+        for tree, children, row in nodes:
+            rows = dict.fromkeys(children, first_row + row)
+            self._drawn_rows.setdefault(tree.index, {}).update(rows)
 
     def tree_probs(self) -> TreeProbs | None:
         """The distributions of drawn trees; ``None`` without any."""
@@ -152,8 +161,4 @@ class Growth:
             parts: ``[rows, own vocab]`` each.
             rows: ``[batch]`` the row of each node.
         """
-        probs, vocab_size = torch.cat(list(parts)), self.model.vocab_size
-        own = torch.arange(probs.shape[1], device=probs.device)
-        ids = self.model.target_tokens(own)
-        is_whole = len(own) == vocab_size and torch.equal(ids, own)
-        return TreeProbs(probs, rows, None if is_whole else ids, vocab_size)
+        return TreeProbs(parts, rows, self.ids, self.model.vocab_size)

@@ -115,6 +115,41 @@ class ScoreCall(ctypes.Structure):
     )
 
 
+class TreeAcceptanceCall(ctypes.Structure):
+    """``TreeAcceptanceCall`` of ``tree_acceptance.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("parents", "is_drawn", "proposals", "ids")),
+        *((name, ctypes.c_void_p) for name in ("accept_uniforms", "final_uniforms")),
+        *((name, ctypes.c_void_p) for name in ("following_uniforms", "scratch", "nodes")),
+        *((name, ctypes.c_void_p) for name in ("num_accepted", "next_tokens", "is_nan")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_trees", "vocab", "own_vocab", "width")),
+        ("uniforms_width", ctypes.c_int64),
+    )
+
+
+class NodeCall(ctypes.Structure):
+    """``NodeCall`` of ``tree_growth.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "requests", "q", "tokens", "probs")),
+        *((name, ctypes.c_void_p) for name in ("entropy", "largest", "support", "scratch")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_rows", "vocab", "width")),
+    )
+
+
+class ChildrenCall(ctypes.Structure):
+    """``ChildrenCall`` of ``tree_growth.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "uniforms", "children", "scratch")),
+        *((name, ctypes.c_int64) for name in ("num_nodes", "vocab", "width")),
+    )
+
+
 class AcceptanceCall(ctypes.Structure):
     """``AcceptanceCall`` of ``acceptance.h``."""
 
@@ -269,9 +304,10 @@ SEGMENT = np.dtype((np.int64, 4))
 TREE_TOKEN = np.dtype([("root", np.int64), ("position", np.int64), ("ancestors", np.uint64)])
 
 _CALLS = (
-    *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall, DecoderLayer),
-    *(DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, MatchSums, Penalties),
-    *(Sampling, ScoreCall, Softmax, StateInput, SuffixCorpus, Threads),
+    *(AcceptanceCall, AttentionCall, ChildrenCall, ContinuationCall, DecoderCache, DecoderCall),
+    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, MatchSums),
+    *(NodeCall, Penalties, Sampling, ScoreCall, Softmax, StateInput, SuffixCorpus, Threads),
+    TreeAcceptanceCall,
 )
 
 

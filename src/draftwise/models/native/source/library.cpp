@@ -14,6 +14,8 @@
 #include "suffix.h"
 #include "threads.h"
 #include "tiles.h"
+#include "tree_acceptance.h"
+#include "tree_growth.h"
 #include "uniforms.h"
 
 // The library is compiled with -fvisibility=hidden.
@@ -32,6 +34,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
     static const StructureSize sizes[] = {
         SIZE_OF(AcceptanceCall),
         SIZE_OF(AttentionCall),
+        SIZE_OF(ChildrenCall),
         SIZE_OF(ContinuationCall),
         SIZE_OF(DecoderCache),
         SIZE_OF(DecoderCall),
@@ -46,6 +49,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(MatchSums),
         SIZE_OF(ScoreCall),
         SIZE_OF(NarrowHeader),
+        SIZE_OF(NodeCall),
         SIZE_OF(Penalties),
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
@@ -53,6 +57,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(StateInput),
         SIZE_OF(SuffixCorpus),
         SIZE_OF(Threads),
+        SIZE_OF(TreeAcceptanceCall),
         SIZE_OF(TreeToken),
         {nullptr, 0},
     };
@@ -192,6 +197,41 @@ DRAFTWISE_EXPORT void draftwise_accept(const AcceptanceCall *call, const Threads
         worker.wait();
         for (int64_t request; (request = next_request++) < call->num_requests;)
             accept(*call, request, worker.index);
+    });
+}
+
+// Returns the bytes of scratch memory that a thread needs to verify a tree.
+DRAFTWISE_EXPORT int64_t draftwise_tree_scratch(int64_t vocab, int64_t has_filters) {
+    return tree_scratch_bytes(vocab, has_filters);
+}
+
+// Verifies token trees.
+DRAFTWISE_EXPORT void draftwise_accept_trees(const TreeAcceptanceCall *call,
+                                             const Threads *threads) {
+    std::atomic<int64_t> next_tree{0};
+    run_on_team(*threads, [&](Worker worker) {
+        for (int64_t tree; (tree = next_tree++) < call->num_trees;)
+            TreeWalk(*call, tree, worker.index).run();
+    });
+}
+
+// Finds what the nodes of token trees get children from.
+DRAFTWISE_EXPORT void draftwise_describe_nodes(const NodeCall *call, const Threads *threads) {
+    std::atomic<int64_t> next_row{0};
+    run_on_team(*threads, [&](Worker worker) {
+        for (int64_t row; (row = next_row++) < call->num_rows;)
+            describe_node(*call, row, worker.index);
+    });
+}
+
+// Draws children of the nodes of token trees.
+DRAFTWISE_EXPORT void draftwise_draw_children(const ChildrenCall *call, const Threads *threads) {
+    std::atomic<int64_t> next_node{0};
+    const int64_t bytes = Scratch::bytes(call->vocab, false);
+    run_on_team(*threads, [&](Worker worker) {
+        double *sums = (double *)(call->scratch + worker.index * bytes);
+        for (int64_t node; (node = next_node++) < call->num_nodes;)
+            draw_children(*call, node, sums);
     });
 }
 
