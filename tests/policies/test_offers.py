@@ -78,10 +78,13 @@ def test_some_steps_look_for_nothing_to_learn_their_time():
     pricing = OfferPricing(latency())
     found = looked(pricing, 240, 9, 0.012)
     rests = [step for step, looks in enumerate(found, 1) if not looks]
-    # Often until their time is known.
-    assert rests == [step + each for step in (6, 14, *range(22, 240, 24)) for each in (0, 1)]
-    often = OfferPricing(latency())
-    assert looked(often, 800, 24, 0.015).count(False) < 30
+    # Often until their time is known. Then two steps in 45 that gain 1 instead of 1.125.
+    assert rests == [step + each for step in (6, 14, 22, *range(43, 240, 45)) for each in (0, 1)]
+    little = OfferPricing(latency())
+    looked(little, 100, 9, 0.0134)
+    assert looked(little, 240, 9, 0.0134).count(False) == 20
+    much = OfferPricing(latency())
+    assert looked(much, 800, 24, 0.015).count(False) < 16
 
 
 def test_offers_that_do_not_pay_become_the_exception():

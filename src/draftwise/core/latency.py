@@ -8,6 +8,7 @@ seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,8 +103,10 @@ class LatencyModel:
         Args:
             counts: number of requests that draft a token in each pass.
         """
-        first = self.first_draft_extra if any(counts) else 0.0
-        return first + sum(self.draft_seconds(count) for count in counts)
+        seconds = self.first_draft_extra if any(counts) else 0.0
+        for count, passes in groupby(counts):  # most passes have as many requests as the one before
+            seconds += self.draft_seconds(count) * len(list(passes))
+        return seconds
 
     def tree_draft_seconds(self, num_nodes: float) -> float:
         """Seconds of one draft pass that grows token trees from ``num_nodes`` nodes.

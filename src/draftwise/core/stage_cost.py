@@ -222,8 +222,9 @@ class LiveCost:
         return per_pass, base, per_token * num_tokens
 
     def _predict(self, features: Sequence[float]) -> float:
-        seconds = sum(k * feature for k, feature in zip(self._k, features, strict=True))
-        return min(max(seconds, features[1] / _MAX_CORRECTION), features[1] * _MAX_CORRECTION)
+        (k0, k1, k2), (per_pass, base, of_tokens) = self._k, features
+        seconds = k0 * per_pass + k1 * base + k2 * of_tokens
+        return min(max(seconds, base / _MAX_CORRECTION), base * _MAX_CORRECTION)
 
     def _solve(self, factor: float) -> None:
         """Solve the least squares problem over k ≥ 0 by coordinate descent from the last k."""

@@ -76,7 +76,7 @@ class Adaptive(PricedPolicy):
         if not self._uses_signals:
             return None
         return DraftRule(
-            weights=np.stack([self.models[greedy].weights for greedy in (False, True)]),
+            weights=np.array([self.models[greedy].weights for greedy in (False, True)]),
             pairs=FORMULAS[Inputs.FREE].pairs,
             smallest_token_prob=SMALLEST_TOKEN_PROB,
             largest_entropy=LARGEST_ENTROPY,

@@ -19,6 +19,7 @@ steps with and without offered tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum, auto
 from itertools import accumulate
@@ -36,9 +37,9 @@ from draftwise.policies.offer_record import OfferRecord
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-# Of so many steps, two look for nothing: often while it is not certain that offers pay, and rarely
-# if they gain much, by more than this factor.
-_UNCERTAIN_REST_EVERY, _REST_EVERY, _RARELY, _MUCH = 8, 24, 80, 1.3
+# Of so many steps, two look for nothing: often while it is not certain that offers pay, and later
+# so rarely that at most this share of the goodput is lost.
+_UNCERTAIN_REST_EVERY, _REST_EVERY, _MOST_LOST = 8, 24, 0.005
 # Where offers do not pay, they are looked for in two of so many steps.
 _LOOK_EVERY = 20
 # Durations are clipped to this factor around the usual one.
@@ -95,7 +96,8 @@ class OfferPricing:
             if known is None or known.gain < 1.0:
                 period = _UNCERTAIN_REST_EVERY
             else:
-                period = _RARELY if known.gain > _MUCH else _REST_EVERY
+                lost = 2.0 * (1.0 - 1.0 / known.gain)  # in a period, in steps
+                period = max(_REST_EVERY, math.ceil(lost / _MOST_LOST))
             looks = record.num_steps % period < period - 2
         if not self._is_second:
             # A change lasts for two steps at least, also if the batch size changes.

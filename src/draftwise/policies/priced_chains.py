@@ -188,10 +188,11 @@ class PricedChains(Policy):
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
         if self._is_offered.all():
             return
-        by_others = (np.asarray(outcome.num_drafted) > 0) & ~self._is_offered
-        if self._explorer is not None:
-            by_others[self._explorer] = False
-        if by_others.any():
+        drafted_by_model = zip(outcome.num_drafted, self._is_offered.tolist(), strict=True)
+        if any(
+            drafted and not offered and index != self._explorer
+            for index, (drafted, offered) in enumerate(drafted_by_model)
+        ):
             self.exploration.others_drafted()
         if draft is None or draft.signals is None or not self._learns_from_step:
             return
