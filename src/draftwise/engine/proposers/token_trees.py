@@ -45,7 +45,6 @@ from draftwise.engine.proposers.tree_growth import Growth, Reading
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.nodes import NodeAcceptance, RankAcceptance
-from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import MAX_TREE_TOKENS
 from draftwise.policies.base import Policy
 from draftwise.policies.inputs import TreeLevel
@@ -229,9 +228,8 @@ class TreeDrafting:
         """
         step = growth.step
         owners = [tree.index for tree, nodes in reading for _ in nodes]
-        temperature = step.batch.controls.temperature[upload(owners, torch.long, logits.device)]
         found = next_tokens(self._model, step, logits, reading, self._width, growth.wants_entropy)
-        growth.keep_read(logits, temperature, found.open_probs, found.open_rows, reading)
+        growth.keep_read(logits, found.open_probs, found.open_rows, reading)
         estimates = self._acceptance.predict(found.probs)
         # With policies that do not depend on time, a seed reproduces its text.
         fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}

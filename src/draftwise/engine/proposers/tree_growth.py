@@ -74,7 +74,6 @@ class Growth:
     def keep_read(
         self,
         logits: Tensor,
-        temperature: Tensor,
         open_probs: Tensor | None,
         open_rows: Sequence[int],
         reading: Sequence[Reading],
@@ -82,14 +81,17 @@ class Growth:
         """Keep the distributions at nodes that were read, if a companion scores the trees.
 
         Args:
-            logits: ``[rows, own vocab]``.
-            temperature: ``[rows]``; greedy requests have their softmax at 1.
+            logits: ``[rows, own vocab]``. Greedy requests have their softmax at temperature 1.
             open_probs: ``[drawn, own vocab]`` distributions that children are drawn from.
             open_rows: ``[rows]`` the row of each node there; -1 for greedy requests.
             reading: the nodes, in the order of the rows.
         """
         if self._known is None:
             return
+        owners = [tree.index for tree, nodes in reading for _ in nodes]
+        temperature = self.step.batch.controls.temperature[
+            upload(owners, torch.long, logits.device)
+        ]
         scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
         probs = (logits.float() / scale).softmax(dim=1).nan_to_num(nan=0.0)
         if open_probs is not None:

@@ -34,6 +34,12 @@ def sampling_parameters(controls: LogitControls) -> Sampling:
     )
 
 
+def has_filters(controls: LogitControls) -> bool:
+    """Whether any request may have a filter."""
+    filters = controls.top_k, controls.top_p, controls.min_p
+    return any(values is not None for values in filters)
+
+
 class PenaltyMemory:
     """The structure of bias and penalties, with memory in which a kernel counts further tokens.
 
@@ -80,9 +86,7 @@ def sampling_scratch(
     library: NativeLibrary, controls: LogitControls, num_threads: int, vocab: int
 ) -> Tensor:
     """Scratch memory of all threads for sampling from rows of ``vocab`` logits."""
-    filters = controls.top_k, controls.top_p, controls.min_p
-    has_filters = any(values is not None for values in filters)
-    size = num_threads * library.sampling_scratch(vocab, has_filters)
+    size = num_threads * library.sampling_scratch(vocab, has_filters(controls))
     return torch.empty(size, dtype=torch.uint8)
 
 

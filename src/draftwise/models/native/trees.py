@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.random import StepUniforms
@@ -16,6 +17,7 @@ from draftwise.core.types import Plan, TreeProbs
 from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.sampling import (
     MIN_SHARED_NUMBERS,
+    has_filters,
     sampling_parameters,
     sampling_scratch,
 )
@@ -82,10 +84,8 @@ def accept_trees(
     num_accepted, next_tokens = np.empty(batch, dtype=np.int64), np.empty(batch, dtype=np.int64)
     is_nan = np.empty(batch, dtype=np.bool_)
     threads = library.threads(None if batch > 1 and vocab >= MIN_SHARED_NUMBERS else 1)
-    has_filters = any(v is not None for v in (controls.top_k, controls.top_p, controls.min_p))
-    scratch = torch.empty(
-        threads.count * library.tree_scratch(vocab, has_filters), dtype=torch.uint8
-    )
+    size = threads.count * library.tree_scratch(vocab, has_filters(controls))
+    scratch = torch.empty(size, dtype=torch.uint8)
     call = TreeAcceptanceCall(
         logits.data_ptr(),
         *(array.ctypes.data for array in (first_rows, lengths, tokens, parents)),
@@ -210,9 +210,7 @@ def draw_children(
     return children
 
 
-def _padded(
-    rows: Sequence[Sequence[int]], lengths: Sequence[int], width: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _padded(rows: Sequence[Sequence[int]], lengths: Sequence[int], width: int) -> NDArray[np.int64]:
     """``[rows, width]`` the first numbers of each row, and zeros."""
     padded = np.zeros((len(rows), width), dtype=np.int64)
     for row, (numbers, length) in enumerate(zip(rows, lengths, strict=True)):
