@@ -221,11 +221,10 @@ def test_nodes_have_likely_tokens_or_a_distribution(vocab, wants_entropy, filter
     controls = LogitControls(temperature, False, True, **own)
     owner = torch.tensor([0, 1, 2, 0, 1, 0, 2])
     q_rows = [-1, 0, 1, -1, 2, -1, 3]
-    q = torch.full((4, vocab), 7.0)
     width = min(5, vocab)
-    found = describe_nodes(
-        native_library(), logits, controls, owner, q, q_rows, width, wants_entropy
-    )
+    found = describe_nodes(native_library(), logits, controls, owner, q_rows, width, wants_entropy)
+    q = found.q
+    assert q.shape == (4, vocab)
     scale = torch.where(temperature > 0, temperature, 1.0)[owner].unsqueeze(1)
     soft = (logits / scale).softmax(dim=1)
     for row in (0, 3):

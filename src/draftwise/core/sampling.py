@@ -207,6 +207,20 @@ def soft_probabilities(
     return _softened(control_logits(logits, controls, token_history), controls)
 
 
+def largest_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the largest score of each row.
+
+    Args:
+        scores: ``[rows, vocab]`` logits with bias and penalties applied.
+
+    Returns:
+        ``[rows]`` int64, the first index of the largest score, and ``[rows]`` bool, whether a score
+        is NaN.
+    """
+    tokens = scores.argmax(dim=-1)
+    return tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isnan()
+
+
 def probabilities(
     logits: Tensor, controls: LogitControls, token_history: TokenHistory | None = None
 ) -> Tensor:

@@ -31,14 +31,6 @@ class TreeProbs:
     ids: Tensor | None
     vocab_size: int
 
-    def addresses(self) -> list[int]:
-        """The address of each row, whose numbers are contiguous."""
-        return [
-            part.data_ptr() + row * part.stride(0) * part.element_size()
-            for part in self.parts
-            for row in range(len(part))
-        ]
-
     def of(self, request: int, node: int) -> Tensor | None:
         """``[vocab]`` the distribution that a node and its later siblings were drawn from.
 

@@ -12,7 +12,12 @@ from draftwise.core.rejection import (
     accept_greedy,
     packed_rows,
 )
-from draftwise.core.sampling import TokenHistory, control_packed_logits, probabilities
+from draftwise.core.sampling import (
+    TokenHistory,
+    control_packed_logits,
+    largest_scores,
+    probabilities,
+)
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.masks import masks_along
@@ -144,5 +149,4 @@ def _greedy_tokens(scores: Tensor) -> tuple[Tensor, Tensor]:
     library = library_for(scores.device)
     if library is not None:
         return native_greedy_tokens(library, scores)
-    tokens = scores.argmax(dim=-1)
-    return tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isnan()
+    return largest_scores(scores)

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from draftwise.core.rejection import sample
-from draftwise.core.sampling import TokenHistory, control_packed_logits, probabilities
+from draftwise.core.sampling import (
+    TokenHistory,
+    control_packed_logits,
+    largest_scores,
+    probabilities,
+)
 from draftwise.core.trees import follow_drawn_children
 from draftwise.core.types import Draft, Outcome, Plan, TreeProbs
 from draftwise.engine.batch import Batch, token_history_along
@@ -170,9 +175,8 @@ def _draw(batch: Batch, rows: _Rows) -> tuple[Tensor, Tensor]:
     """
     uniforms = batch.uniforms
     if uniforms is None:
-        scores = _controlled(batch, rows)
-        tokens = scores.argmax(dim=-1)
-        return scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isnan(), tokens
+        tokens, is_nan = largest_scores(_controlled(batch, rows))
+        return is_nan, tokens
     owner = torch.tensor(rows.owners)
     numbers = torch.cat([uniforms.final.unsqueeze(1), uniforms.following], dim=1)
     final = upload(numbers[owner, torch.tensor(rows.depths)], torch.float64, rows.logits.device)

@@ -20,7 +20,7 @@ from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.proposers.growing_tree import CopiedToken
 from draftwise.engine.proposers.tree_growth import Reading
 from draftwise.models.native import trees as native
-from draftwise.models.native.library import NativeLibrary, library_for
+from draftwise.models.native.library import library_for
 from draftwise.models.transfer import fetch, upload
 
 
@@ -32,7 +32,7 @@ class NextTokens(NamedTuple):
         probs: ``[rows, width]`` the draft's probabilities of them, descending; 0 for no token.
         entropy: ``[rows]`` entropy of each distribution in nats; 0 if not wanted.
         open_probs: ``[drawn rows, own vocab]`` what the children of other requests' nodes are drawn
-            from: q without a copied token; ``None`` without such nodes.
+            from: q without a copied token.
         open_rows: by row, the row of ``open_probs``; -1 for greedy requests.
         largest: ``[rows]`` largest probability of ``open_probs``; 0 for greedy requests.
         support: ``[rows]`` number of tokens that have a probability there.
@@ -41,21 +41,10 @@ class NextTokens(NamedTuple):
     tokens: list[list[int]]
     probs: NDArray[np.float64]
     entropy: list[float]
-    open_probs: Tensor | None
+    open_probs: Tensor
     open_rows: list[int]
     largest: NDArray[np.float64]
     support: NDArray[np.int64]
-
-
-class _Described(NamedTuple):
-    """The tensors of :class:`NextTokens`, with tokens of the draft's vocabulary."""
-
-    tokens: Tensor
-    probs: Tensor
-    entropy: Tensor | None
-    open_probs: Tensor | None
-    largest: Tensor
-    support: Tensor
 
 
 def next_tokens(
@@ -87,9 +76,11 @@ def next_tokens(
     if library is None:
         found = _described(step, logits, owner, drawn, width, wants_entropy)
     else:
-        found = _described_natively(library, step, logits, owner, open_rows, width, wants_entropy)
+        found = native.describe_nodes(
+            library, logits, step.batch.controls, owner, open_rows, width, wants_entropy
+        )
     copied = [nodes[row][0].copied_child(nodes[row][1]) for row in drawn]
-    if any(copied) and found.open_probs is not None:
+    if any(copied):
         found = _without_copied(model, found, drawn, copied)
     entropy = torch.zeros(len(nodes)) if found.entropy is None else found.entropy
     tokens, probs, entropy, largest, support = fetch(
@@ -99,34 +90,10 @@ def next_tokens(
         tokens.tolist(),
         probs.double().numpy(),
         entropy.tolist(),
-        found.open_probs,
+        found.q,
         open_rows,
         largest.double().numpy(),
         support.numpy(),
-    )
-
-
-def _described_natively(
-    library: NativeLibrary,
-    step: DraftingStep,
-    logits: Tensor,
-    owner: Tensor,
-    open_rows: list[int],
-    width: int,
-    wants_entropy: bool,
-) -> _Described:
-    num_drawn = max(open_rows) + 1
-    q = torch.empty(num_drawn, logits.shape[1])
-    found = native.describe_nodes(
-        library, logits, step.batch.controls, owner, q, open_rows, width, wants_entropy
-    )
-    return _Described(
-        found.tokens,
-        found.probs,
-        found.entropy,
-        q if num_drawn else None,
-        found.largest,
-        found.support,
     )
 
 
@@ -137,7 +104,8 @@ def _described(
     drawn: list[int],
     width: int,
     wants_entropy: bool,
-) -> _Described:
+) -> native.DescribedNodes:
+    """:func:`draftwise.models.native.trees.describe_nodes` by PyTorch's operations."""
     controls, scores = step.batch.controls, logits.float()
     temperature = controls.temperature[owner].unsqueeze(1)
     scores = scores / torch.where(temperature > 0, temperature, 1.0)
@@ -149,18 +117,21 @@ def _described(
         entropy = torch.special.entr(p).sum(dim=1).nan_to_num(nan=0.0)
     largest = scores.new_zeros(len(scores))
     support = tokens.new_zeros(len(scores))
-    q = None
+    q = scores[:0]
     if drawn:
         rows = upload(drawn, torch.long, logits.device)
         q = probabilities(logits[rows], controls.rows(owner[rows])).nan_to_num(nan=0.0)
         largest[rows], support[rows] = q.amax(dim=1), (q > 0).sum(dim=1)
     probs = (top - total).exp().nan_to_num(nan=0.0)
-    return _Described(tokens, probs, entropy, q, largest, support)
+    return native.DescribedNodes(tokens, probs, entropy, q, largest, support)
 
 
 def _without_copied(
-    model: CachedModel, found: _Described, drawn: list[int], copied: Sequence[CopiedToken | None]
-) -> _Described:
+    model: CachedModel,
+    found: native.DescribedNodes,
+    drawn: list[int],
+    copied: Sequence[CopiedToken | None],
+) -> native.DescribedNodes:
     """Distributions without tokens that are children already; zeros where nothing is left.
 
     Args:
@@ -169,8 +140,7 @@ def _without_copied(
         drawn: ``[drawn rows]`` their rows among all.
         copied: ``[drawn rows]`` the token.
     """
-    q = found.open_probs
-    assert q is not None
+    q = found.q
     tokens = upload([-1 if c is None else c.token for c in copied], torch.long, q.device)
     ids = model.target_tokens(torch.arange(q.shape[1], device=q.device))
     left = q.masked_fill(ids == tokens.unsqueeze(1), 0.0)
@@ -179,4 +149,4 @@ def _without_copied(
     rows = upload(drawn, torch.long, q.device)
     largest, support = found.largest.clone(), found.support.clone()
     largest[rows], support[rows] = left.amax(dim=1), (left > 0).sum(dim=1)
-    return found._replace(open_probs=left, largest=largest, support=support)
+    return found._replace(q=left, largest=largest, support=support)

@@ -275,7 +275,6 @@ class TreeDrafting:
                 total += tree.open_value(node)
                 row += 1
         if drawing:
-            assert found.open_probs is not None
             add_drawn_children(growth, found.open_probs, drawing)
         return min(1.0, covered / total) if total else 0.0
 

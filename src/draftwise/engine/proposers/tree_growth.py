@@ -74,7 +74,7 @@ class Growth:
     def keep_read(
         self,
         logits: Tensor,
-        open_probs: Tensor | None,
+        open_probs: Tensor,
         open_rows: Sequence[int],
         reading: Sequence[Reading],
     ) -> None:
@@ -94,8 +94,8 @@ class Growth:
         ]
         scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
         probs = (logits.float() / scale).softmax(dim=1).nan_to_num(nan=0.0)
-        if open_probs is not None:
-            drawn = [row for row, place in enumerate(open_rows) if place >= 0]
+        drawn = [row for row, place in enumerate(open_rows) if place >= 0]
+        if drawn:
             probs[upload(drawn, torch.long, probs.device)] = open_probs
         row = sum(map(len, self._known))
         self._known.append(probs)

@@ -69,7 +69,7 @@ def accept_trees(
     own_vocab = 0
     if tree_probs is not None:
         is_drawn = np.array([bool(rows) for rows in tree_probs.rows], dtype=np.uint8)
-        addresses = tree_probs.addresses()
+        addresses = [address for part in tree_probs.parts for address in _row_addresses(part)]
         places = [[addresses[row] if row >= 0 else 0 for row in own] for own in tree_probs.rows]
         drawn_lengths = [min(len(own), n) for own, n in zip(places, plan.lengths, strict=True)]
         proposals = _padded(places, drawn_lengths, width)
@@ -107,21 +107,23 @@ def accept_trees(
     return NativePaths(paths, next_tokens.tolist(), is_nan.tolist())
 
 
-class NativeNodes(NamedTuple):
+class DescribedNodes(NamedTuple):
     """What the nodes of token trees get children from.
 
     Attributes:
-        tokens: ``[rows, width]`` int64, the most likely tokens of greedy requests.
-        probs: ``[rows, width]`` float32, their probabilities at temperature 1; 0 for no token.
+        tokens: ``[rows, width]`` int64, the most likely tokens; for greedy requests.
+        probs: ``[rows, width]`` float32, their probabilities; 0 for no token.
         entropy: ``[rows]`` float32 in nats, without filters; ``None`` if not wanted.
-        largest: ``[rows]`` float32, the largest probability of a distribution that children are
-            drawn from; 0 for greedy requests.
+        q: ``[drawn rows, vocab]`` float32, the distributions that children of other requests' nodes
+            are drawn from; zeros where the logits are NaN.
+        largest: ``[rows]`` float32, the largest probability of ``q``; 0 for greedy requests.
         support: ``[rows]`` int64, number of tokens that have a probability there.
     """
 
     tokens: Tensor
     probs: Tensor
     entropy: Tensor | None
+    q: Tensor
     largest: Tensor
     support: Tensor
 
@@ -131,11 +133,10 @@ def describe_nodes(
     logits: Tensor,
     controls: LogitControls,
     owner: Tensor,
-    q: Tensor,
     q_rows: Sequence[int],
     width: int,
     wants_entropy: bool,
-) -> NativeNodes:
+) -> DescribedNodes:
     """Find what the nodes of token trees get children from.
 
     Args:
@@ -143,9 +144,7 @@ def describe_nodes(
         logits: ``[rows, vocab]`` of the draft model, without bias and penalties.
         controls: sampling parameters, one entry per request.
         owner: ``[rows]`` int64 request of each row.
-        q: ``[drawn rows, vocab]`` float32 output: the distributions that children are drawn from.
-            A row whose logits are NaN becomes zeros.
-        q_rows: ``[rows]`` the row of ``q``; -1 for greedy requests.
+        q_rows: ``[rows]`` the row of ``q`` in the result; -1 for greedy requests.
         width: number of likely tokens, at most ``vocab``.
         wants_entropy: whether to compute the entropy.
     """
@@ -154,9 +153,10 @@ def describe_nodes(
     tokens, probs = torch.empty(num_rows, width, dtype=torch.long), torch.empty(num_rows, width)
     entropy = torch.empty(num_rows) if wants_entropy else None
     largest, support = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.long)
-    start, row_bytes = q.data_ptr(), vocab * q.element_size()
+    q = torch.empty(max(q_rows, default=-1) + 1, vocab)
+    addresses = _row_addresses(q)
     pointers = (ctypes.c_void_p * num_rows)(
-        *(start + row * row_bytes if row >= 0 else None for row in q_rows)
+        *(addresses[row] if row >= 0 else None for row in q_rows)
     )
     threads = library.threads(None if logits.numel() >= MIN_SHARED_NUMBERS else 1)
     scratch = sampling_scratch(library, controls, threads.count, vocab)
@@ -176,7 +176,7 @@ def describe_nodes(
         width,
     )
     library.describe_nodes(ctypes.byref(call), ctypes.byref(threads))
-    return NativeNodes(tokens, probs, entropy, largest, support)
+    return DescribedNodes(tokens, probs, entropy, q, largest, support)
 
 
 def draw_children(
@@ -192,8 +192,8 @@ def draw_children(
     """
     vocab, uniforms = q.shape[1], uniforms.contiguous()
     children = torch.empty(uniforms.shape, dtype=torch.long)
-    start, row_bytes = q.data_ptr(), vocab * q.element_size()
-    pointers = (ctypes.c_void_p * len(rows))(*(start + row * row_bytes for row in rows))
+    addresses = _row_addresses(q)
+    pointers = (ctypes.c_void_p * len(rows))(*(addresses[row] for row in rows))
     threads = library.threads(None if len(rows) * vocab >= MIN_SHARED_NUMBERS else 1)
     size = threads.count * library.sampling_scratch(vocab, False)
     scratch = torch.empty(size, dtype=torch.uint8)
@@ -208,6 +208,12 @@ def draw_children(
     )
     library.draw_children(ctypes.byref(call), ctypes.byref(threads))
     return children
+
+
+def _row_addresses(rows: Tensor) -> range:
+    """The address of each row of a contiguous matrix."""
+    start, size = rows.data_ptr(), rows.shape[1] * rows.element_size()
+    return range(start, start + len(rows) * size, size)
 
 
 def _padded(rows: Sequence[Sequence[int]], lengths: Sequence[int], width: int) -> NDArray[np.int64]:

@@ -209,9 +209,11 @@ DRAFTWISE_EXPORT int64_t draftwise_tree_scratch(int64_t vocab, int64_t has_filte
 DRAFTWISE_EXPORT void draftwise_accept_trees(const TreeAcceptanceCall *call,
                                              const Threads *threads) {
     std::atomic<int64_t> next_tree{0};
+    const int64_t bytes = tree_scratch_bytes(call->vocab, Scratch::has_filters(call->sampling));
     run_on_team(*threads, [&](Worker worker) {
+        char *memory = call->scratch + worker.index * bytes;
         for (int64_t tree; (tree = next_tree++) < call->num_trees;)
-            TreeWalk(*call, tree, worker.index).run();
+            TreeWalk(*call, tree, memory).run();
     });
 }
 

@@ -35,8 +35,7 @@ constexpr int64_t ROOT = -1, NO_NODE = -1;
 
 // Bytes of one thread's memory: a Scratch, and two distributions.
 INLINE int64_t tree_scratch_bytes(int64_t vocab, bool has_filters) {
-    return round_up(Scratch::bytes(vocab, has_filters), CACHE_LINE) +
-           2 * round_up(vocab * (int64_t)sizeof(float), CACHE_LINE);
+    return Scratch::bytes(vocab, has_filters) + 2 * round_up(vocab, LANES) * (int64_t)sizeof(float);
 }
 
 // The reciprocal of the sum of weights. If the sum is tiny, it is made larger first, and all weights
@@ -128,24 +127,21 @@ struct TreeWalk {
     const TreeAcceptanceCall &call;
     int64_t tree;
     Scratch scratch;
-    float *memory[2];  // [vocab] each
+    float *left_of_target, *left_of_draft;  // [vocab] memory for a node's children
     int64_t length;
     const int64_t *tokens, *parents;
 
-    TreeWalk(const TreeAcceptanceCall &call, int64_t tree, int64_t thread)
+    // memory has tree_scratch_bytes bytes.
+    TreeWalk(const TreeAcceptanceCall &call, int64_t tree, char *memory)
         : call(call),
           tree(tree),
-          scratch(call.scratch +
-                      thread * tree_scratch_bytes(call.vocab, Scratch::has_filters(call.sampling)),
-                  call.vocab, call.sampling, 0),
+          scratch(memory, call.vocab, call.sampling, 0),
           length(call.lengths[tree]),
           tokens(call.tokens + tree * call.width),
           parents(call.parents + tree * call.width) {
-        char *after = (char *)scratch.sums +
-                      round_up(Scratch::bytes(call.vocab, Scratch::has_filters(call.sampling)),
-                               CACHE_LINE);
-        memory[0] = (float *)after;
-        memory[1] = (float *)(after + round_up(call.vocab * (int64_t)sizeof(float), CACHE_LINE));
+        left_of_target = (float *)(memory + Scratch::bytes(call.vocab,
+                                                           Scratch::has_filters(call.sampling)));
+        left_of_draft = left_of_target + round_up(call.vocab, LANES);
     }
 
     // The first law: returns the child that is the token drawn from p, and stores the token.
@@ -154,7 +150,7 @@ struct TreeWalk {
         if (call.final_uniforms)
             uniform = depth ? call.following_uniforms[tree * call.uniforms_width + depth - 1]
                             : call.final_uniforms[tree];
-        token = LeftOfTarget{p, memory[0]}.draw(uniform, scratch.sums);
+        token = LeftOfTarget{p, left_of_target}.draw(uniform, scratch.sums);
         for (int64_t node = at + 1; node < length; ++node)
             if (parents[node] == at && tokens[node] == token) return node;
         return NO_NODE;
@@ -163,8 +159,8 @@ struct TreeWalk {
     // The second law: returns the first child that is accepted. Without one, stores the token that is
     // drawn from what is left of p.
     int64_t test_children(const Softmax &p, int64_t at, int64_t &token) {
-        LeftOfTarget left{p, memory[0]};
-        LeftOfDraft rest{call, memory[1]};
+        LeftOfTarget left{p, left_of_target};
+        LeftOfDraft rest{call, left_of_draft};
         for (int64_t node = at + 1; node < length; ++node) {
             if (parents[node] != at) continue;
             const float *proposal = call.proposals[tree * call.width + node];
