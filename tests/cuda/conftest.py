@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwise.models import packed_model
+from draftwise.models import pretrained
 from draftwise.models.heads import model as head_model
 
 from ..in_vllm.interpreted_triton import patch_language_once
@@ -15,6 +15,6 @@ if IS_INTERPRETED:
 @pytest.fixture(autouse=True, scope="module")
 def _in_pytorch():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_model, "native_pass", lambda _: None)
+        patch.setattr(pretrained, "native_pass", lambda _: None)
         patch.setattr(head_model, "native_head", lambda *_: None)
         yield

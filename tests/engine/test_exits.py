@@ -10,7 +10,7 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.core.types import Plan
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
-from draftwise.models import packed_model
+from draftwise.models import pretrained
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.model_part import ModelPart
 from draftwise.models.native import library
@@ -496,14 +496,14 @@ def test_targets_whose_layers_are_no_list_are_refused(models, monkeypatch):
 
 def test_targets_whose_layers_depend_on_others_are_refused(models, monkeypatch):
     """Continuing from the exit gives other logits than a whole pass."""
-    monkeypatch.setattr(packed_model, "native_pass", lambda _: None)
-    forward = packed_model.PackedModel.forward_part
+    monkeypatch.setattr(pretrained, "native_pass", lambda _: None)
+    forward = pretrained.PackedModel.forward_part
 
     def different(self, *arguments):
         logits, stream = forward(self, *arguments)
         return logits, stream * 1.5
 
-    monkeypatch.setattr(packed_model.PackedModel, "forward_part", different)
+    monkeypatch.setattr(pretrained.PackedModel, "forward_part", different)
     with pytest.raises(UnsupportedModelError, match="depend on more than the layer before"):
         LLM(models.folder(TARGET), SpeculationConfig(DRAFT, policy="fixed"), dtype="float32")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from draftwise.models import packed_model
+from draftwise.models import pretrained
 from draftwise.models.attention import Segment
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.hidden_states import StateTap
@@ -75,7 +75,7 @@ def states_of(model, layers, logit_rows=(0, 16)):
 def load(models, recipe, native=True):
     with pytest.MonkeyPatch.context() as patch:
         if not native:
-            patch.setattr(packed_model, "native_pass", lambda _: None)
+            patch.setattr(pretrained, "native_pass", lambda _: None)
         return load_model(models.folder(recipe), "target", torch.float32, CPU).model
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from draftwise.models import packed_model
+from draftwise.models import pretrained
 from draftwise.models.attention import Segment
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.loading import load_model
@@ -25,7 +25,7 @@ LAYERS = {"num_hidden_layers": 3}
 def load(models, recipe, native=True, dtype=torch.float32):
     with pytest.MonkeyPatch.context() as patch:
         if not native:
-            patch.setattr(packed_model, "native_pass", lambda _: None)
+            patch.setattr(pretrained, "native_pass", lambda _: None)
         return load_model(models.folder(recipe), "target", dtype, CPU).model
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.models import packed_model
+from draftwise.models import pretrained
 from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
 from draftwise.models.native import narrow, structures, suitability
@@ -55,7 +55,10 @@ class TestTwelveBits:
     """bfloat16 weights, compressed without loss."""
 
     def load(self, folder, bits, monkeypatch):
-        monkeypatch.setattr(suitability, "_stored_bits", lambda *_: bits)
+        def stored(layers, library, dtype, reads_memory):
+            return bits if dtype == torch.bfloat16 else 8 * dtype.itemsize
+
+        monkeypatch.setattr(suitability, "_stored_bits", stored)
         model = load_model(str(folder), "target", torch.bfloat16, CPU).model
         assert model.native.bits == bits
         return model
@@ -154,7 +157,7 @@ class TestEightBits:
     def load(self, models, recipe, native=True):
         with pytest.MonkeyPatch.context() as patch:
             if not native:
-                patch.setattr(packed_model, "native_pass", lambda _: None)
+                patch.setattr(pretrained, "native_pass", lambda _: None)
             model = load_model(models.folder(recipe) + ":int8", "target", torch.bfloat16, CPU).model
         assert (model.native is not None) is native
         return model

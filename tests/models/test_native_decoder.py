@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftwise.errors import NumericalError
-from draftwise.models import packed_model
+from draftwise.models import pretrained
 from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
 from draftwise.models.native.decoder import NativeDecoder
@@ -54,7 +54,7 @@ RECIPES = [
 def load(models, recipe, dtype, native=True):
     with pytest.MonkeyPatch.context() as patch:
         if not native:
-            patch.setattr(packed_model, "native_pass", lambda _: None)
+            patch.setattr(pretrained, "native_pass", lambda _: None)
         model = load_model(models.folder(recipe), "target", dtype, CPU).model
     assert isinstance(model.native, NativeDecoder) is native
     return model

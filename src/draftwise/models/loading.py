@@ -32,8 +32,9 @@ from draftwise.models.gguf import GgufFile, is_gguf
 from draftwise.models.hub import find_on_hub
 from draftwise.models.native.library import library_for
 from draftwise.models.native.suitability import lacks_instructions
-from draftwise.models.packed_model import PackedModel, PretrainedModel
+from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
+from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
 from draftwise.models.support import check_config, context_length
 from draftwise.models.vocabulary_map import (

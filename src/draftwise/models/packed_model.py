@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
+from draftwise.errors import UnsupportedModelError
 from draftwise.models.attention import PackedBatch, Segment, pack
-from draftwise.models.attention_interface import ATTENTION_NAME, ShapeProbe
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.exits.adapter import ExitAdapter
-from draftwise.models.fast_path import SlowPath, slow_path
-from draftwise.models.forward import ForwardPass, forward_pass, native_pass
-from draftwise.models.hidden_states import StateTap, final_norm
+from draftwise.models.fast_path import SlowPath
+from draftwise.models.forward import ForwardPass
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.decoder import NativeDecoder
@@ -28,12 +25,6 @@ from draftwise.models.static_steps import LARGEST_STEP, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
-
-# Relative error allowed between this forward pass and the model's own, by dtype.
-# In bfloat16 the model's own modules round after every operation. Gemma 3 270M differs from them by
-# 0.12 if the residual stream is kept in float32.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.02}
-_PROBE_LENGTH = 12
 
 
 class PackedModel:
@@ -297,145 +288,3 @@ class PackedModel:
         if cache.steps is None or cache.steps.records != records:
             cache.steps = StaticSteps(self.device, self._kernels, records)
         return cache.steps
-
-
-class PretrainedModel(PackedModel):
-    """A Hugging Face causal language model, run on packed tokens."""
-
-    def __init__(self, model: nn.Module, role: str, max_model_len: int) -> None:
-        """Prepare a loaded model. The model loses the weights that are packed.
-
-        Raises:
-            UnsupportedModelError: packed attention gives other logits than the model's own.
-        """
-        self._model: Any = model.eval()
-        checks = _Checks(model, role)
-        own = checks.model
-        ids = checks.probe_ids(max_model_len)
-        expected = checks.own_logits(ids)
-        layers = checks.learn_layers(ids, max_model_len)
-        why_slow = slow_path(model)  # asked before the weights are packed
-        native = native_pass(model)
-        super().__init__(
-            role,
-            checks.family,
-            layers,
-            expected.shape[-1],
-            own.config.get_text_config().hidden_size,
-            own.get_input_embeddings().weight.detach(),
-            native,
-            None if native else forward_pass(model),
-            why_slow,
-        )
-        checks.compare(self, ids[0], expected)
-        if self._decoder is not None and self.device.type == "cuda":
-            self._decoder.compile(self.new_cache(1, 1))
-            self.step_mode = StepMode.GRAPHS
-            checks.compare(self, ids[0], expected)
-
-    def final_norm(self) -> Callable[[Tensor], Tensor]:
-        """The norm between the last layer and the projection to the vocabulary.
-
-        Raises:
-            UnsupportedModelError: it is not found.
-        """
-        return final_norm(self._model)
-
-
-class _Checks:
-    """Checks of a Hugging Face model at load.
-
-    Attributes:
-        model: the model.
-        family: its type; named in errors.
-    """
-
-    def __init__(self, model: Any, role: str) -> None:
-        self.model, self._role = model, role
-        self.family: str = model.config.model_type
-        self._device = model.get_input_embeddings().weight.device
-
-    @contextmanager
-    def _refusing(self, what: str) -> Iterator[None]:
-        """Turn any exception of the model's own code into an ``UnsupportedModelError``."""
-        try:
-            yield
-        except DraftwiseError:
-            raise
-        except Exception as error:
-            raise UnsupportedModelError(self._role, f"{self.family} {what}: {error}") from error
-
-    def probe_ids(self, max_model_len: int) -> Tensor:
-        """``[1, length]`` random token ids for the checks at load."""
-        length = min(_PROBE_LENGTH, max_model_len)
-        generator = torch.Generator().manual_seed(0)
-        size = self.model.get_input_embeddings().num_embeddings
-        return torch.randint(0, size, (1, length), generator=generator).to(self._device)
-
-    @torch.inference_mode()
-    def own_logits(self, ids: Tensor) -> Tensor:
-        """``[length, vocab]`` float32 logits of the model's own forward pass."""
-        with self._refusing("fails in its own forward pass"):
-            self.model.set_attn_implementation("eager")
-            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        if not bool(logits.isfinite().any()):
-            raise NumericalError(self._role, "its weights give no finite logits")
-        return logits
-
-    @torch.inference_mode()
-    def learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
-        """Shape of each layer's keys and values per token.
-
-        Raises:
-            UnsupportedModelError: a layer computes attention that is not supported.
-        """
-        positions = torch.arange(ids.shape[1], device=self._device).unsqueeze(0)
-        probe = ShapeProbe(self._role, max_model_len)
-        with self._refusing("cannot run on packed tokens"):
-            self.model.set_attn_implementation(ATTENTION_NAME)
-            self.model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
-        if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
-            raise UnsupportedModelError(
-                self._role, f"{self.family} does not support custom attention functions"
-            )
-        return [probe.layers[index] for index in range(len(probe.layers))]
-
-    @torch.inference_mode()
-    def compare(self, packed: PackedModel, tokens: Tensor, expected: Tensor) -> None:
-        """Check two packed requests, each computed in two chunks, against the model's own logits.
-
-        Args:
-            packed: runs the model on packed tokens.
-            tokens: ``[length]``.
-            expected: ``[length, vocab]`` logits of the model's own forward pass.
-
-        Raises:
-            UnsupportedModelError: they differ by more than rounding.
-        """
-        length = len(tokens)
-        cache = packed.new_cache(2, length)
-        half = length // 2
-        pieces = [(0, half), (half, length)] if half else [(0, length)]
-        logits = []
-        for start, end in pieces:
-            count = end - start
-            segments = [Segment(0, start, count), Segment(1, start, count)]
-            # In reverse order, which detects a model that ignores ``logits_to_keep``.
-            rows = list(range(2 * count))[::-1]
-            with self._refusing("cannot run on packed tokens"):
-                part = packed.forward(cache, tokens[start:end].repeat(2), segments, rows)
-            assert part is not None
-            logits.append(part.flip(0).view(2, count, -1).float())
-        actual = torch.cat(logits, dim=1)
-        finite = expected.isfinite()
-        scale = expected[finite].std().clamp(min=1e-6)
-        # The error is averaged per position: a maximum over all logits would be dominated by
-        # bfloat16's rare large rounding errors.
-        errors = torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt()
-        deviation = (errors.max() / scale).item()
-        if not deviation <= _TOLERANCE.get(packed.dtype, 0.1):
-            raise UnsupportedModelError(
-                self._role,
-                f"{self.family} gives other logits when computed in packed form "
-                f"(relative error {deviation:.2g}); its attention is not plain causal attention",
-            )

@@ -34,10 +34,18 @@ _TILE_DEPTH = 32
 _LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
 
 
-def native_decoder(model: nn.Module) -> NativeDecoder | None:
-    """Pack a described model for the native kernels; ``None`` if they do not support it."""
+def native_decoder(model: nn.Module, even_if_slow: bool = False) -> NativeDecoder | None:
+    """Pack a described model for the native kernels.
+
+    Args:
+        model: a model that :mod:`draftwise.models.decoder_spec` can describe.
+        even_if_slow: whether to pack a model that PyTorch would compute faster.
+
+    Returns:
+        ``None`` if the kernels do not support the model.
+    """
     library = native_library()
-    if library is None or why_not_native(model) is not None:
+    if library is None or why_not_native(model, even_if_slow) is not None:
         return None
     dtype = _weight(model).dtype
     layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
@@ -81,12 +89,13 @@ def _is_large_head(layers: Sequence[nn.Linear]) -> bool:
     return sum(each.weight.nbytes for each in layers) > _SMALL_MODEL
 
 
-def why_not_native(model: nn.Module) -> str | None:
+def why_not_native(model: nn.Module, even_if_slow: bool = False) -> str | None:
     """The reason why the native kernels do not compute a model.
 
     Args:
         model: a loaded model that :mod:`draftwise.models.decoder_spec` can describe, whose weights
             are not packed yet.
+        even_if_slow: whether to leave out that PyTorch would compute the model faster.
 
     Returns:
         A clause; ``None`` if the kernels compute the model.
@@ -98,7 +107,7 @@ def why_not_native(model: nn.Module) -> str | None:
     causal: Any = model
     spec = decoder_spec(model)
     missing = _missing_feature(spec, causal.config)
-    if missing is not None or not is_large(model):
+    if missing is not None or even_if_slow or not is_large(model):
         return missing
     return _why_not_large(spec, weight)
 

@@ -1,0 +1,182 @@
+"""Checks at load that a model's modules compute what its passes over packed tokens compute.
+
+The checks look for differences of structure: another mask, other positions, tokens that influence
+other requests, an ignored ``logits_to_keep``. Such differences show in float32 and in a few layers.
+In bfloat16 they hide behind rounding: with eager attention, the logits of Qwen2.5-Coder-1.5B differ
+from those in float32 by 0.30 of their spread at the worst of 24 positions, and a model with experts
+may choose another expert. So a model in bfloat16 is checked twice: its first layers, copied to
+float32, exactly, and the whole model roughly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
+from draftwise.models.attention import Segment
+from draftwise.models.attention_interface import ATTENTION_NAME, ShapeProbe
+from draftwise.models.float_copy import FloatCopy
+from draftwise.models.forward import forward_pass
+from draftwise.models.layer_shape import LayerShape
+from draftwise.models.native.suitability import native_decoder
+from draftwise.models.packed_model import PackedModel
+
+_PROBE_LENGTH = 12
+# Error of the logits relative to their spread, in float32, at the worst position.
+_EXACT_TOLERANCE = 1e-3
+# The same in another dtype, at the median position. Independent logits have 1.4; random models with
+# 32 small experts have up to 0.4, by the choice of experts alone.
+_ROUGH_TOLERANCE = 1.0
+
+
+class Checks:
+    """Checks of one Hugging Face model.
+
+    Attributes:
+        model: the model.
+        family: its type; named in errors.
+        role: its role; named in errors.
+        embedding: its token embedding.
+    """
+
+    def __init__(self, model: Any, role: str) -> None:
+        self.model, self.role = model, role
+        self.family: str = model.config.model_type
+        self.embedding: nn.Embedding = model.get_input_embeddings()
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of the residual stream."""
+        size: int = self.model.config.get_text_config().hidden_size
+        return size
+
+    @contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        """Turn any exception of the model's own code into an ``UnsupportedModelError``."""
+        try:
+            yield
+        except DraftwiseError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(self.role, f"{self.family} {what}: {error}") from error
+
+    def probe_ids(self, max_model_len: int) -> Tensor:
+        """``[1, length]`` random token ids for the checks."""
+        length = min(_PROBE_LENGTH, max_model_len)
+        generator = torch.Generator().manual_seed(0)
+        size = self.embedding.num_embeddings
+        ids = torch.randint(0, size, (1, length), generator=generator)
+        return ids.to(self.embedding.weight.device)
+
+    @torch.inference_mode()
+    def own_logits(self, ids: Tensor) -> Tensor:
+        """``[length, vocab]`` float32 logits of the model's own forward pass."""
+        with self._refusing("fails in its own forward pass"):
+            self.model.set_attn_implementation("eager")
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
+            self.model.set_attn_implementation(ATTENTION_NAME)
+        if not bool(logits.isfinite().any()):
+            raise NumericalError(self.role, "its weights give no finite logits")
+        return logits
+
+    @torch.inference_mode()
+    def learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
+        """Shape of each layer's keys and values per token.
+
+        Raises:
+            UnsupportedModelError: a layer computes attention that is not supported.
+        """
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        probe = ShapeProbe(self.role, max_model_len)
+        with self._refusing("cannot run on packed tokens"):
+            self.model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
+        if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
+            raise UnsupportedModelError(
+                self.role, f"{self.family} does not support custom attention functions"
+            )
+        return [probe.layers[index] for index in range(len(probe.layers))]
+
+    def compare(self, packed: PackedModel, tokens: Tensor, expected: Tensor) -> None:
+        """Refuse a model whose packed form differs from its own by more than rounding.
+
+        In float32 the worst position counts, in another dtype the median position.
+
+        Args:
+            packed: runs the model on packed tokens.
+            tokens: ``[length]``.
+            expected: ``[length, vocab]`` logits of the model's own forward pass.
+
+        Raises:
+            UnsupportedModelError: they differ.
+        """
+        errors = self._errors(packed, tokens, expected)
+        is_exact = packed.dtype == torch.float32
+        deviation = (errors.max() if is_exact else errors.median()).item()
+        if not deviation <= (_EXACT_TOLERANCE if is_exact else _ROUGH_TOLERANCE):
+            raise UnsupportedModelError(
+                self.role,
+                f"{self.family} gives other logits when computed in packed form "
+                f"(relative error {deviation:.2g}); its attention is not plain causal attention",
+            )
+
+    @torch.inference_mode()
+    def _errors(self, packed: PackedModel, tokens: Tensor, expected: Tensor) -> Tensor:
+        """``[length]`` errors of two packed requests, each computed in two chunks.
+
+        The error of a position is the root mean square over the vocabulary, the larger one of both
+        requests, relative to the spread of all logits.
+        """
+        length = len(tokens)
+        cache = packed.new_cache(2, length)
+        # No pass has the number of tokens of the own pass, which a model might read.
+        half = (length - 1) // 2
+        pieces = [(0, half), (half, length)] if half else [(0, length)]
+        logits = []
+        for start, end in pieces:
+            count = end - start
+            segments = [Segment(0, start, count), Segment(1, start, count)]
+            # In reverse order, which detects a model that ignores ``logits_to_keep``.
+            rows = list(range(2 * count))[::-1]
+            with self._refusing("cannot run on packed tokens"):
+                part = packed.forward(cache, tokens[start:end].repeat(2), segments, rows)
+            assert part is not None
+            logits.append(part.flip(0).view(2, count, -1).float())
+        actual = torch.cat(logits, dim=1)
+        finite = expected.isfinite()
+        scale = expected[finite].std().clamp(min=1e-6)
+        errors = torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt()
+        return errors.amax(dim=0) / scale
+
+
+def check_structure(checks: Checks, layers: list[LayerShape], ids: Tensor, is_native: bool) -> None:
+    """Compare the first layers of a model, copied to float32, in packed form with its own modules.
+
+    Args:
+        checks: of a model whose weights are not packed yet.
+        layers: shape of the keys and values of each of its layers.
+        ids: ``[1, length]`` token ids.
+        is_native: whether the native kernels will compute the model.
+
+    Raises:
+        UnsupportedModelError: the logits differ.
+    """
+    part = FloatCopy(checks.model, ids)
+    own = Checks(part.model, checks.role)
+    expected = own.own_logits(part.ids)
+    native = native_decoder(part.model, even_if_slow=True) if is_native else None
+    packed = PackedModel(
+        own.role,
+        own.family,
+        layers[: part.num_layers],
+        expected.shape[-1],
+        own.hidden_size,
+        own.embedding.weight.detach(),
+        native,
+        None if native else forward_pass(part.model),
+    )
+    own.compare(packed, part.ids[0], expected)
