@@ -1,0 +1,44 @@
+"""Cases of Qwen 2 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .case import LINEAR, LLAMA3, QKV_BIAS, TIED, WINDOW, YARN, Case, case
+
+QWEN: Mapping[str, Case] = {
+    "qwen2": case("qwen2"),
+    "qwen2, no bias": case("qwen2", tensors=dict.fromkeys(QKV_BIAS)),
+    "qwen2, output bias": case("qwen2", tensors={"output.bias": (320,)}),
+    "qwen2, tied": case("qwen2", tensors=TIED),
+    "qwen2, linear": case("qwen2", LINEAR),
+    "qwen2, yarn": case("qwen2", YARN),
+    "qwen2, freq_base": case("qwen2", {"rope.freq_base": 1000000.0}),
+    "qwen2, window": case("qwen2", WINDOW),
+    "qwen2, rope_freqs": case("qwen2", tensors=LLAMA3),
+    "qwen2, key_length": case("qwen2", {"attention.key_length": 48, "attention.value_length": 48}),
+    "qwen3": case("qwen3"),
+    "qwen3, key_length absent": case(
+        "qwen3", {"attention.key_length": None, "attention.value_length": None}
+    ),
+    "qwen3, key_length": case("qwen3", {"attention.key_length": 48, "attention.value_length": 48}),
+    "qwen3, yarn": case("qwen3", YARN),
+    "qwen3, qkv bias": case("qwen3", tensors=QKV_BIAS),
+    "qwen3, tied": case("qwen3", tensors=TIED),
+    "qwen2moe": case("qwen2moe"),
+    "qwen2moe, expert widths absent": case(
+        "qwen2moe",
+        {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None},
+    ),
+    "qwen2moe, expert_weights_norm": case("qwen2moe", {"expert_weights_norm": True}),
+    "qwen2moe, expert_weights_scale": case("qwen2moe", {"expert_weights_scale": 2.5}),
+    "qwen2moe, tied": case("qwen2moe", tensors=TIED),
+    "qwen3moe": case("qwen3moe"),
+    "qwen3moe, expert width absent": case("qwen3moe", {"expert_feed_forward_length": None}),
+    "qwen3moe, expert_weights_norm false": case("qwen3moe", {"expert_weights_norm": False}),
+    "qwen3moe, expert_weights_scale": case("qwen3moe", {"expert_weights_scale": 2.5}),
+    "qwen3moe, expert groups": case(
+        "qwen3moe", {"expert_group_count": 2, "expert_group_used_count": 1}
+    ),
+    "qwen3moe, tied": case("qwen3moe", tensors=TIED),
+}
