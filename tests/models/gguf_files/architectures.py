@@ -45,7 +45,7 @@ class Sizes:
         self.value: int = get(f"attention.value_length{suffix}", self.hidden // self.heads)
         self.inner: int = get("feed_forward_length")
         self.experts: int = get("expert_count")
-        split = self.inner // get("expert_used_count", 1)
+        split = self.inner // (get("expert_used_count") or 1)
         self.expert_inner: int = get("expert_feed_forward_length", split)
         self.shared_inner: int = get("expert_shared_feed_forward_length", self.inner)
         self.per_layer: int = get("embedding_length_per_layer_input")
@@ -221,6 +221,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "rope.freq_base": 150000.0,
         },
     ),
+    "glm4": Architecture(
+        "attn_norm qkv attn_output post_attention_norm ffn_norm fused_gated post_ffw_norm",
+        {"rope.dimension_count": 16},
+    ),
+    "exaone4": Architecture(
+        "qkv head_norms attn_output post_attention_norm gated post_ffw_norm", _HEADS
+    ),
+    "seed_oss": Architecture("attn_norm qkv attn_output post_attention_norm gated", _HEADS),
+    "hunyuan-dense": Architecture(f"{_LLAMA} head_norms", _HEADS),
+    "ernie4_5": Architecture(_LLAMA, _HEADS),
     "stablelm": Architecture(
         f"{_WITH_LAYER_NORMS} gated", {**_LAYER_NORMS, "rope.dimension_count": 8}, _NORM_BIAS
     ),

@@ -54,6 +54,7 @@ GEMMA: Mapping[str, Case] = {
     "gemma3, window, yarn": case("gemma3", WINDOW, YARN),
     "gemma3, window, freq_base": case("gemma3", WINDOW, {"rope.freq_base": 1000000.0}),
     "gemma3, window, freq_base_swa": case("gemma3", WINDOW, {"rope.freq_base_swa": 100.0}),
+    "gemma3, partial": case("gemma3", {"rope.dimension_count": 16}),
     "gemma3, final cap": case("gemma3", {"final_logit_softcapping": 5.0}),
     "gemma3, attention cap": case("gemma3", {"attn_logit_softcapping": 4.0}),
     "gemma3, attention.scale": case("gemma3", {"attention.scale": 0.1}),

@@ -108,6 +108,11 @@ LLAMA: Mapping[str, Case] = {
     "llama, window": case("llama", WINDOW),
     "llama, window, pattern": case("llama", WINDOW, {"attention.sliding_window_pattern": 2}),
     "llama, named mistral": case("llama", WINDOW, {"general.name": "mistral"}),
+    "llama, causal false": case("llama", {"attention.causal": False}),
+    "llama, clamp and alibi": case(
+        "llama", {"attention.clamp_kqv": 0.5, "attention.max_alibi_bias": 8.0}
+    ),
+    "llama, nextn_predict_layers": case("llama", {"nextn_predict_layers": 1}),
     # Tensors.
     "llama, qkv bias": case("llama", tensors=QKV_BIAS),
     "llama, attn_output bias": case("llama", tensors={"blk.*.attn_output.bias": (128,)}),
@@ -143,5 +148,12 @@ LLAMA: Mapping[str, Case] = {
     "llama, experts, expert_feed_forward_length": case(
         "llama", EXPERTS, {"expert_feed_forward_length": 96}, tensors=_MIXTRAL
     ),
+    "llama, experts, groups": case(
+        "llama",
+        EXPERTS,
+        {"expert_group_count": 2, "expert_group_used_count": 1},
+        tensors=_MIXTRAL,
+    ),
+    "llama, expert_count 0": case("llama", {"expert_count": 0, "expert_used_count": 0}),
     "llama, experts, one used": case("llama", EXPERTS, {"expert_used_count": 1}, tensors=_MIXTRAL),
 }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .case import (
     BETAS,
     LINEAR,
+    LLAMA3,
     LONGROPE,
     QKV_BIAS,
     TIED,
@@ -19,6 +20,13 @@ from .case import (
 )
 
 _GRANITE_SCALES = {"residual_scale": 0.5, "embedding_scale": 3.0, "attention.scale": 0.1}
+# Heads of 16, so that the output projection is square.
+_TINY = {
+    "embedding_length": 64,
+    "feed_forward_length": 64,
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+}
 _TEMPERATURE = {"attention.temperature_scale": 0.3}
 
 _NO_FUSED_QKV = {
@@ -107,6 +115,20 @@ OTHERS: Mapping[str, Case] = {
     "gpt-oss, no qkv bias": case("gpt-oss", tensors=dict.fromkeys(QKV_BIAS)),
     "gpt-oss, no sinks": case("gpt-oss", tensors={"blk.*.attn_sinks.weight": None}),
     "gpt-oss, tied": case("gpt-oss", tensors=TIED),
+    "glm4": case("glm4"),
+    "glm4, qkv bias": case("glm4", tensors=QKV_BIAS),
+    "exaone4": case("exaone4"),
+    "exaone4, window": case("exaone4", WINDOW),
+    "exaone4, 64 layers, window": case("exaone4", _TINY, {"block_count": 64}, WINDOW),
+    "exaone4, rope_freqs": case("exaone4", tensors=LLAMA3),
+    "seed_oss": case("seed_oss"),
+    "seed_oss, qkv bias": case("seed_oss", tensors=QKV_BIAS),
+    "hunyuan-dense": case("hunyuan-dense"),
+    "hunyuan-dense, expert_count 1": case(
+        "hunyuan-dense", {"expert_count": 1, "expert_used_count": 1}
+    ),
+    "hunyuan-dense, alpha": case("hunyuan-dense", {"rope.scaling.alpha": 8.0}),
+    "ernie4_5": case("ernie4_5"),
     "stablelm": case("stablelm"),
     "stablelm, qkv bias": case("stablelm", tensors=QKV_BIAS),
     "stablelm, parallel": case(

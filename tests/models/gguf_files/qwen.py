@@ -16,12 +16,14 @@ QWEN: Mapping[str, Case] = {
     "qwen2, freq_base": case("qwen2", {"rope.freq_base": 1000000.0}),
     "qwen2, window": case("qwen2", WINDOW),
     "qwen2, rope_freqs": case("qwen2", tensors=LLAMA3),
+    "qwen2, partial": case("qwen2", {"rope.dimension_count": 16}),
     "qwen2, key_length": case("qwen2", {"attention.key_length": 48, "attention.value_length": 48}),
     "qwen3": case("qwen3"),
     "qwen3, key_length absent": case(
         "qwen3", {"attention.key_length": None, "attention.value_length": None}
     ),
     "qwen3, key_length": case("qwen3", {"attention.key_length": 48, "attention.value_length": 48}),
+    "qwen3, partial": case("qwen3", {"rope.dimension_count": 16}),
     "qwen3, yarn": case("qwen3", YARN),
     "qwen3, qkv bias": case("qwen3", tensors=QKV_BIAS),
     "qwen3, tied": case("qwen3", tensors=TIED),
@@ -37,6 +39,9 @@ QWEN: Mapping[str, Case] = {
     "qwen3moe, expert width absent": case("qwen3moe", {"expert_feed_forward_length": None}),
     "qwen3moe, expert_weights_norm false": case("qwen3moe", {"expert_weights_norm": False}),
     "qwen3moe, expert_weights_scale": case("qwen3moe", {"expert_weights_scale": 2.5}),
+    "qwen3moe, leading dense and shared": case(
+        "qwen3moe", {"leading_dense_block_count": 1, "expert_shared_count": 1}
+    ),
     "qwen3moe, expert groups": case(
         "qwen3moe", {"expert_group_count": 2, "expert_group_used_count": 1}
     ),
