@@ -81,7 +81,8 @@ def _tables(model: Any) -> list[nn.Embedding]:
 def _tokens(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     """``[tokens]`` the tokens of a copy in ascending order: given ones, and the first ones."""
     count = min(_NUM_TOKENS, embedding.num_embeddings)
-    return torch.cat([ids[0], torch.arange(count, device=ids.device)]).unique()
+    tokens: Tensor = torch.unique(torch.cat([ids[0], torch.arange(count, device=ids.device)]))
+    return tokens
 
 
 def _rows(parameter: nn.Parameter, tokens: Tensor) -> nn.Parameter:
