@@ -27,6 +27,48 @@ ADD_3 = ADD.replace("arguments", "parameters")
 WEATHER_3 = WEATHER.replace("arguments", "parameters")
 ADDED = ("add", {"a": 1, "b": "}</tool>"})
 ASKED = ("get_weather", {"city": "Zürich 😀"})
+# Calls that differ from the prescribed form: arguments as a string, null or missing, parameters in
+# place of arguments, tags within a string, and a line break that is not escaped.
+VARIANTS = [
+    (json.dumps({"name": "add", "arguments": json.dumps(ADDED[1])}), ADDED),
+    (json.dumps({"arguments": ADDED[1], "name": "add"}, indent=2), ADDED),
+    ('{"name": "add", "arguments": null}', ("add", {})),
+    ('{"name": "add", "parameters": null}', ("add", {})),
+    ('{"name": "add", "arguments": ""}', ("add", {})),
+    ('{"name": "add", "arguments": "null"}', ("add", {})),
+    ('{"name": "add"}', ("add", {})),
+    ('{"type": "function", "id": "1", "name": "add"}', ("add", {})),
+    (ADD_3, ADDED),
+    (ADD, ADDED),
+    *(
+        (json.dumps({"name": "add", "arguments": {"a": each}}), ("add", {"a": each}))
+        for each in (
+            "</tool_call>",
+            "<tool_call>",
+            f"<tool_call>{ADD}</tool_call>",
+            "<|python_tag|>",
+            '"}]\\',
+            "\\",
+        )
+    ),
+    ('{"name": "add", "arguments": {"a": "x\ny"}}', ("add", {"a": "x\ny"})),
+]
+# JSON that is no call of a known function: it stays text.
+OTHERS = [
+    '{"name": "unknown", "arguments": {}}',
+    '{"name": "add", "arguments": [1]}',
+    '{"name": "add", "arguments": "5"}',
+    '{"name": "add", "arguments": "{"}',
+    '{"name": "add", "arguments": {"a": NaN}}',
+    '{"name": "add", "arguments": {"a": 1e999}}',
+    '{"name": "add", "a": 1}',
+    '{"name": "add", "arguments": {}, "parameters": {"a": 1}}',
+    '{"name": "add", "arguments": {"a": 1]}',
+    '{"name": "add" "arguments": {}}',
+    '{"arguments": {}}',
+    '{"name": 1}',
+    "{}",
+]
 
 
 def read(reader, pieces):
@@ -61,22 +103,6 @@ HERMES = [
     ("<tool_call>not JSON</tool_call> on", "<tool_call>not JSON</tool_call> on", []),
     ("<tool_call>[]</tool_call>", "<tool_call>[]</tool_call>", []),
     ('<tool_call>{"name": "add", "arg', '<tool_call>{"name": "add", "arg', []),
-    ('<tool_call>{"name": "add"}</tool_call>', "", [("add", {})]),
-    (
-        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
-        [],
-    ),
-    (
-        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
-        [],
-    ),
-    (
-        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
-        [],
-    ),
     (
         f" <tool_call>x</tool_call> <tool_call>{ADD}</tool_call>",
         " <tool_call>x</tool_call>",
@@ -85,6 +111,22 @@ HERMES = [
     ("a < b and <tool", "a < b and <tool", []),
     ("</tool_call>", "</tool_call>", []),
     ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
+    # Tags that no call follows.
+    (f"No <tool_call> yet.\n<tool_call>{ADD}</tool_call>", "No <tool_call> yet.", [ADDED]),
+    (f"<tool_call>\n<tool_call>{ADD}</tool_call>", "<tool_call>", [ADDED]),
+    (f"<tool_call>{{it is <tool_call>{ADD}</tool_call>", "<tool_call>{it is", [ADDED]),
+    (f'<tool_call>{{"a": "<tool_call>{ADD}', '<tool_call>{"a": "', [ADDED]),
+    (f"<tool_call></tool_call><tool_call>{ADD}", "<tool_call></tool_call>", [ADDED]),
+    ("<tool_call> ", "<tool_call> ", []),
+    # Several calls after one tag, and an incomplete or superfluous end.
+    (f"<tool_call>\n{ADD}\n{WEATHER}\n</tool_call>", "", [ADDED, ASKED]),
+    (f"<tool_call>{ADD}<tool_call>{WEATHER}", "", [ADDED, ASKED]),
+    (f"<tool_call>{ADD}\n</tool", "", [ADDED]),
+    (f"<tool_call>{ADD}}}</tool_call>", "}</tool_call>", [ADDED]),
+    (f'<tool_call>{ADD}{{"a": 1}}', '{"a": 1}', [ADDED]),
+    (f'<tool_call>{ADD}</tool_call><tool_call>{{"na', '<tool_call>{"na', [ADDED]),
+    *((f"<tool_call>{text}</tool_call>", "", [call]) for text, call in VARIANTS),
+    *((f"<tool_call>{text}</tool_call>",) * 2 + ([],) for text in OTHERS),
 ]
 LLAMA = [
     ("Hello.", "Hello.", []),
@@ -100,13 +142,21 @@ LLAMA = [
     ('{"answer": 5}', '{"answer": 5}', []),
     ('{"name": "Tom", "age": 5}', '{"name": "Tom", "age": 5}', []),
     ('{"name": "add", "parameters": {"a', '{"name": "add", "parameters": {"a', []),
-    ('{"name": "add"}', "", [("add", {})]),
     ('<|python_tag|>print("a")', '<|python_tag|>print("a")', []),
     ("<|python", "<|python", []),
     (f"{ADD_3} and on ", " and on", [ADDED]),
     (f"So {ADD_3}", f"So {ADD_3}", []),  # a call is the whole text, or follows the tag
     ("{ }", "{ }", []),
     ('{"name": ' + "[" * 5000, '{"name": ' + "[" * 5000, []),
+    (f"No <|python_tag|> yet. <|python_tag|>{ADD_3}", "No <|python_tag|> yet.", [ADDED]),
+    (f'{{"a": 1}} <|python_tag|>{ADD_3}', '{"a": 1}', [ADDED]),
+    (f"<|python_tag|>{ADD_3}; <|python_tag|>{WEATHER_3}", "", [ADDED, ASKED]),
+    (f"{ADD_3} and <|python_tag|>{WEATHER_3}", " and", [ADDED, ASKED]),
+    (f"{ADD_3}, {WEATHER_3}\n", "", [ADDED, ASKED]),
+    (f'{ADD_3}; {{"name": "a', '; {"name": "a', [ADDED]),
+    (f"{ADD_3}; <|py", "; <|py", [ADDED]),
+    *((text, "", [call]) for text, call in VARIANTS),
+    *((text, text, []) for text in OTHERS),
 ]
 
 
@@ -130,6 +180,7 @@ def cut(draw, answers):
 
 
 _PARTS = ["<tool_call>", "</tool_call>", "<|python_tag|>", ADD, WEATHER, ADD_3, WEATHER_3]
+_PARTS += [text for text, _ in VARIANTS]
 _PARTS += ["{", "}", "<", ";", " ", "\n", "Hello", '{"name"', '{"a": 1}', "[", "]", ",", '"']
 mixed = st.lists(st.sampled_from(_PARTS), max_size=8).map("".join)
 answers = mixed | st.sampled_from([each[0] for each in (*HERMES, *LLAMA) if len(each[0]) < 1000])
@@ -168,6 +219,78 @@ def test_text_without_calls_is_kept(new, answer):
         assert text == answer
     for part in ("Hello", '{"a": 1}'):  # neither belongs to a call or contains one
         assert text.count(part) == answer.count(part)
+
+
+scalars = st.text(max_size=8) | st.integers() | st.booleans() | st.none()
+TAGS = ["<tool_call>", "<|python_tag|>"]
+tags = st.sampled_from(["</tool_call>", '"}', "\\", *TAGS])
+objects = st.dictionaries(st.text(max_size=5) | tags, scalars | tags | st.lists(tags), max_size=3)
+
+
+@st.composite
+def texts_and_calls(draw):
+    """Texts that contain no call, each but the last before a call, and the calls."""
+    parts = ["Hello", " ", "\n", "<", "{", '{"', "}", '{"name": "x"', "</tool_call>", *TAGS]
+    text = st.lists(st.sampled_from(parts), max_size=5).map("".join)
+    calls = draw(st.lists(objects, max_size=3))
+    written = [
+        json.dumps(
+            {"name": "add", "arguments": draw(st.sampled_from([call, json.dumps(call)]))},
+            indent=draw(st.sampled_from([None, 1])),
+            ensure_ascii=draw(st.booleans()),
+        )
+        for call in calls
+    ]
+    return [draw(text) for _ in range(len(calls) + 1)], written, calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("new", "begin", "end"),
+    [(HermesReader, TAGS[0], "</tool_call>"), (Llama3JsonReader, TAGS[1], ";")],
+)
+@hypothesis.given(case=texts_and_calls())
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_all_calls_between_any_texts_are_found(new, begin, end, case):
+    """Tags and brackets in texts hide no call, those in arguments end none, and nothing is lost."""
+    texts, written, calls = case
+    answer = texts[0]
+    for call, text in zip(written, texts[1:], strict=True):
+        answer += f"{begin}{call}{end}:{text}"  # the colon ends the calls of this tag
+    text, made = parsed(new(NAMES), answer)
+    assert made == [("add", call) for call in calls]
+    expected = (";:" if new is Llama3JsonReader else ":").join(texts)
+    assert "".join(text.split()) == "".join(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("new", "answer", "before"),
+    [
+        (HermesReader, f"See:\n<tool_call>\n{ADD}\n</tool_call>", "See:"),
+        (Llama3JsonReader, f"See: <|python_tag|>{ADD_3};", "See:"),
+        (Llama3JsonReader, ADD_3, ""),
+    ],
+)
+def test_a_truncated_answer_loses_nothing(new, answer, before):
+    """It is text until its call is complete."""
+    end = answer.rindex("}") + 1
+    for length in range(len(answer) + 1):
+        expected = (before, [ADDED]) if length >= end else (answer[:length], [])
+        assert parsed(new(NAMES), answer[:length]) == expected
+
+
+@pytest.mark.parametrize("new", PARSERS.values())
+def test_an_answer_of_nothing_but_tags_is_text(new):
+    """Each tag and bracket may begin a call that spans the rest of the answer."""
+    for part in ('<tool_call>{"a":"', "<tool_call>{", "<|python_tag|>{", '<|python_tag|>{"'):
+        answer = part * 2000
+        assert parsed(new(NAMES), answer) == (answer, [])
+
+
+def test_a_tag_without_a_call_is_not_held_back():
+    reader = HermesReader(NAMES)
+    assert reader.read("A <tool_call> is") == [Text("A"), Text(" <tool_call>"), Text(" is")]
+    assert reader.read(" <tool_call>{it") == [Text(" <tool_call>"), Text("{it")]
 
 
 def test_unpaired_surrogates_stay_escaped():

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftwise.serving.tools.events import (
-    Arguments,
-    Call,
-    Event,
-    Text,
-    call_events,
-    parse_json_start,
-)
+from draftwise.serving.tools.calls import CallScanner
+from draftwise.serving.tools.events import Arguments, Call, Event, Text
 
 # The values of these keys are not schemas.
 _VALUE_KEYS = frozenset({"const", "default", "enum", "example", "examples"})
 # Fixed whitespace, as small models could otherwise generate whitespace without end.
 _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_BEFORE_CALLS, _AFTER_CALLS = "[, \t\r\n", "], \t\r\n"
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -104,26 +99,28 @@ class CallListReader:
         Args:
             names: names of the functions that may be called.
         """
-        self._names = names
+        self._scanner: CallScanner | None = CallScanner(names)
         self._unread = ""
 
     def read(self, text: str) -> list[Event]:
         """Parse the next piece of the answer."""
         self._unread += text
         events: list[Event] = []
-        while True:
-            rest = self._unread.lstrip("[, \t\r\n")
+        while self._scanner is not None:
+            self._unread = self._unread.lstrip(_BEFORE_CALLS)
             try:
-                value, end = parse_json_start(rest)
+                found = self._scanner.scan(self._unread)
             except ValueError:
-                return events  # incomplete
-            call = call_events(value, self._names, "parameters")
-            if call is None:
-                return events
+                self._scanner = None
+                break
+            if found is None:
+                break
+            call, end = found
             events += call
-            self._unread = rest[end:]
+            self._unread = self._unread[end:]
+        return events
 
     def finish(self) -> list[Event]:
         """End the answer and return the remaining text."""
-        rest, self._unread = self._unread.strip("[, \t\r\n"), ""
-        return [Text(rest)] if rest.strip("], \t\r\n") else []
+        rest, self._unread = self._unread.strip(_BEFORE_CALLS), ""
+        return [Text(rest)] if rest.strip(_AFTER_CALLS) else []

@@ -1,11 +1,9 @@
-"""Events that parsers of tool calls emit, and helpers of the parsers."""
+"""Events that parsers of tool calls emit, and helpers for text."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,71 +66,9 @@ class Content:
         return [Text(space)] if space else []
 
 
-def call_events(value: Any, names: Collection[str], arguments_key: str) -> list[Event] | None:
-    """Create the events of a call; ``None`` if the value is not a call of a known function.
-
-    Args:
-        value: parsed JSON, such as ``{"name": "add", "arguments": {"a": 1}}``.
-        names: names of the functions that may be called.
-        arguments_key: key of the arguments.
-    """
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get(arguments_key, {})
-    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
-        return None
-    try:
-        return [Call(name), Arguments(_json(arguments))]
-    except RecursionError:  # the nesting limit of the encoder may be lower than the decoder's
-        return None
-
-
-def parse_json(text: str) -> Any:
-    """Parse a JSON value.
-
-    Raises:
-        ValueError: the text is not JSON.
-    """
-    try:
-        return json.loads(text, parse_constant=_reject_constant)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def parse_json_start(text: str) -> tuple[Any, int]:
-    """Parse the JSON value at the beginning of a text.
-
-    Returns:
-        The value, and the index of its end.
-
-    Raises:
-        ValueError: the text does not begin with a complete JSON value.
-    """
-    try:
-        return _decoder.raw_decode(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
 def held_back(text: str, tag: str) -> int:
     """Length of the longest suffix of a text that is a proper prefix of a tag."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if tag.startswith(text[-length:]):
             return length
     return 0
-
-
-def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # an unpaired surrogate, which must be escaped
-        return json.dumps(value)
-    return text
-
-
-def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_decoder = json.JSONDecoder(parse_constant=_reject_constant)
