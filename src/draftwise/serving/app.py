@@ -182,6 +182,7 @@ async def chat(body: ChatBody, request: Request, service: Served) -> Response:
         body.return_tokens,
         service.token_texts,
         body.stream,
+        body.service_tier is not None,
         [tooling.new_answer() for _ in generation.specs],
     )
     return await _answer(request, service, body, generation, answer_format)

@@ -20,6 +20,7 @@ class ChatFormat(BaseFormat):
         return_tokens: bool,
         token_texts: TokenTexts,
         stream: bool,
+        has_service_tier: bool,
         tool_answers: Sequence[ToolAnswer | None],
     ) -> None:
         """Create the format for one response.
@@ -29,10 +30,13 @@ class ChatFormat(BaseFormat):
             return_tokens: report the source of each token.
             token_texts: texts of the model's tokens.
             stream: whether the response is sent in chunks.
+            has_service_tier: whether the response names its service tier, which is always the same.
             tool_answers: ``[answers]`` parser of the tool calls of each answer, if any.
         """
         kind = "chat.completion.chunk" if stream else "chat.completion"
         super().__init__(kind, "chatcmpl", model, return_tokens, token_texts)
+        if has_service_tier:
+            self._envelope["service_tier"] = "default"
         self._tool_answers = tool_answers
 
     def opening(self, number: int) -> Json | None:

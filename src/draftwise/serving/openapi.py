@@ -131,6 +131,9 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: Literal["default"] | None = Field(
+        None, description="Set if the request has a service tier."
+    )
 
 
 class ModelCard(BaseModel):

@@ -167,7 +167,7 @@ class Service:
         if max_tokens is None:
             max_tokens = body.max_tokens
         messages = [message.plain() for message in body.messages]
-        chat = ChatTemplateParams(tools=tooling.tools, variables=body.chat_template_kwargs)
+        chat = ChatTemplateParams(tools=tooling.tools, variables=body.template_variables())
         return await self._generation(body, client, [messages], max_tokens, chat, tooling.grammar)
 
     def new_deadline(self) -> Deadline:

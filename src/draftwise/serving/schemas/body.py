@@ -1,12 +1,19 @@
-"""Base class of request bodies: no unknown keys, strict types, and helpers for errors."""
+"""Base class of request bodies: strict types, null as absent, and helpers for errors."""
 
 from __future__ import annotations
 
 import difflib
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 LARGEST_TOKEN_ID = (1 << 31) - 1
 # Maximum number of characters of a client's value in an error message.
@@ -16,10 +23,10 @@ TokenId = Annotated[int, Field(ge=0, le=LARGEST_TOKEN_ID)]
 
 
 class Body(BaseModel):
-    """An object without unknown keys, which are checked before any value.
+    """An object whose keys with the value ``null`` count as absent.
 
-    Numbers, booleans and strings are not converted into each other. A key with the value ``null``
-    counts as absent.
+    Unknown keys are rejected before any value is checked, unless a subclass allows them. Numbers,
+    booleans and strings are not converted into each other.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -29,11 +36,51 @@ class Body(BaseModel):
     def _check_keys(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        for key in given:
-            if key not in known:
-                raise unknown_key(key, known)
-        return {key: value for key, value in given.items() if value is not None}
+        present = _without_nulls(given)
+        if cls.model_config["extra"] == "forbid":
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            for key in present:
+                if key not in known:
+                    raise unknown_key(key, known)
+        return present
+
+
+class Neutral:
+    """Annotation of a key that the server cannot fulfil.
+
+    It is accepted with values that ask for nothing, and then is ``None``.
+    """
+
+    def __init__(self, refusal: str, *values: Any) -> None:
+        """Create the annotation.
+
+        Args:
+            refusal: why other values are rejected, and what to send instead.
+            values: values that ask for nothing.
+        """
+        self._refusal, self._values = refusal, values
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """The validator."""
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The accepted values."""
+        return {"enum": [None, *self._values], "description": f"Not supported: {self._refusal}."}
+
+    def _check(self, value: Any) -> None:
+        if isinstance(value, dict):
+            value = _without_nulls(value)
+        if not any(type(value) is type(each) and value == each for each in self._values):
+            raise wrong(self._refusal)
+
+
+def _without_nulls(given: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def unknown_key(key: str, known: set[str]) -> PydanticCustomError:

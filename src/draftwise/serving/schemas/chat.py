@@ -9,12 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from draftwise.errors import InvalidParameterError
 from draftwise.params import MAX_LOGPROBS
 from draftwise.serving.errors import grammar_errors_named
-from draftwise.serving.schemas.body import Body, quoted, wrong
-from draftwise.serving.schemas.common import IGNORED, Ignored, Sampling
+from draftwise.serving.schemas.body import Body, Neutral, quoted, wrong
+from draftwise.serving.schemas.common import Ignored, Sampling
 from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from draftwise.structured_outputs import StructuredOutputs
 
 MAX_MESSAGES = 4096
+
+
+# Types of the parts of a message. Each has its text under the key of the same name.
+_PARTS = ("text", "refusal")
 
 
 class TextPart(BaseModel):
@@ -22,6 +26,13 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: str
+
+
+class RefusalPart(BaseModel):
+    """A part of an earlier message in which a model declined to answer; its text is used."""
+
+    type: Literal["refusal"]
+    refusal: str
 
 
 def _content(value: Any) -> str | None:
@@ -37,26 +48,26 @@ def _content(value: Any) -> str | None:
                 f'must be a part such as {{"type": "text", "text": "…"}}, got {quoted(part)}',
                 f"[{index}]",
             )
-        if part.get("type") != "text":
+        kind = part.get("type")
+        if kind not in _PARTS:
             raise wrong(
-                f"must be 'text', the only supported type; got {quoted(part.get('type'))}",
-                f"[{index}].type",
+                f"must be 'text', the only supported type; got {quoted(kind)}", f"[{index}].type"
             )
-        if not isinstance(part.get("text"), str):
-            raise wrong(f"must be a string, got {quoted(part.get('text'))}", f"[{index}].text")
-        texts.append(part["text"])
+        if not isinstance(part.get(kind), str):
+            raise wrong(f"must be a string, got {quoted(part.get(kind))}", f"[{index}].{kind}")
+        texts.append(part[kind])
     return "".join(texts)
 
 
-class Message(BaseModel):
+class Message(Body):
     """A chat message; additional keys are passed to the chat template."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
 
     role: str
     content: Annotated[
         str | None,
-        PlainValidator(_content, json_schema_input_type=str | list[TextPart] | None),
+        PlainValidator(_content, json_schema_input_type=str | list[TextPart | RefusalPart] | None),
     ] = None
     tool_calls: list[ToolCall] | None = Field(
         None,
@@ -67,15 +78,20 @@ class Message(BaseModel):
     tool_call_id: str | None = Field(
         None, description="Id of the tool call whose result this message contains."
     )
+    refusal: str | None = Field(None, description="Used if there is no content.")
+    audio: Annotated[None, Neutral("audio is not supported; send its text as content")] = None
+    function_call: Annotated[
+        None, Neutral("the deprecated form of calls is not supported; use tool_calls")
+    ] = None
 
     def plain(self) -> dict[str, Any]:
         """The message as a dictionary for chat templates."""
-        extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+        extra = dict(self.model_extra or {})
         if self.tool_calls:
             extra["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.tool_call_id is not None:
             extra["tool_call_id"] = self.tool_call_id
-        return {**extra, "role": self.role, "content": self.content or ""}
+        return {**extra, "role": self.role, "content": self.content or self.refusal or ""}
 
 
 class JsonSchema(Body):
@@ -96,16 +112,12 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
-def _deprecated(value: Any) -> None:
-    """Reject function calling in the format that `tools` replaced; neutral values are accepted."""
-    if value not in ([], {}, "none", "auto"):
-        raise wrong("is deprecated; use tools and tool_choice")
-
-
 Deprecated = Annotated[
-    Any,
-    PlainValidator(_deprecated, json_schema_input_type=Any),
-    Field(description="Deprecated; must be empty. Use `tools`."),
+    None,
+    Neutral(
+        "the deprecated form of tools is not supported; use tools and tool_choice",
+        *([], {}, "none", "auto"),
+    ),
 ]
 
 
@@ -128,14 +140,30 @@ class ChatBody(Sampling):
     parallel_tool_calls: bool = Field(
         True, description="If false, only the first tool call is returned."
     )
-    reasoning_effort: Ignored = None
-    verbosity: Ignored = None
-    prediction: Ignored = None
-    modalities: list[Literal["text"]] | None = Field(
-        None, max_length=1, fail_fast=True, description=f'{IGNORED} Only `["text"]`.'
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        Field(None, description="Passed to the chat template as a variable.")
     )
+    prediction: Ignored = None
     functions: Deprecated = None
     function_call: Deprecated = None
+    modalities: Annotated[
+        None,
+        Neutral('only text is generated; leave it out or set it to ["text"]', ["text"], []),
+    ] = None
+    audio: Annotated[None, Neutral("audio output is not supported; leave it out", {})] = None
+    moderation: Annotated[None, Neutral("moderation is not supported; leave it out", {})] = None
+    verbosity: Annotated[
+        None,
+        Neutral(
+            "the length of answers is not controlled; leave it out or set it to medium, and ask "
+            "for short or long answers in the messages",
+            "medium",
+        ),
+    ] = None
+    # OpenAI searches if the value is an empty object.
+    web_search_options: Annotated[
+        None, Neutral("web search is not supported, and {} asks for it too; leave it out")
+    ] = None
 
     def num_logprobs(self) -> int | None:
         """Number of most likely tokens to report per position; ``None`` for no logprobs."""
@@ -144,6 +172,12 @@ class ChatBody(Sampling):
                 raise InvalidParameterError("top_logprobs", "requires logprobs: true")
             return None
         return self.top_logprobs or 0
+
+    def template_variables(self) -> dict[str, Any]:
+        """Additional variables of the chat template."""
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        return {"reasoning_effort": self.reasoning_effort, **self.chat_template_kwargs}
 
     def grammar_field(self) -> str | None:
         """Field that defines the grammar; ``None`` for ``structured_outputs``."""

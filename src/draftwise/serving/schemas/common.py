@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator
 from draftwise.params import LARGEST_TEMPERATURE, REPETITION_PENALTIES, SamplingParams
 from draftwise.serving.schemas.body import (
     Body,
+    Neutral,
     TokenId,
     check_strings,
     quoted,
@@ -30,7 +31,10 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: Ignored = None
+    include_obfuscation: Annotated[
+        None,
+        Neutral("streams are not padded; leave it out or set it to false", False),
+    ] = None
 
 
 class Speculation(Body):
@@ -164,10 +168,14 @@ class Sampling(Body):
     )
     user: Ignored = None
     metadata: Ignored = None
-    store: Ignored = None
+    store: Annotated[
+        None,
+        Neutral("answers are not stored; leave it out or set it to false", False),
+    ] = None
     service_tier: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
 
     def own_speculation(self) -> RequestSpeculation:

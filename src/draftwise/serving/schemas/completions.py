@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
 from draftwise.errors import InvalidParameterError
 from draftwise.params import MAX_LOGPROBS
 from draftwise.serving.schemas.body import (
+    Neutral,
     TokenId,
     check_strings,
     check_token_ids,
@@ -65,7 +66,10 @@ class CompletionBody(Sampling):
         "tokens at its position; with `echo`, also for the prompt.",
     )
     best_of: int | None = Field(None, ge=1, description="Must equal `n`.")
-    suffix: Literal[""] | None = Field(None, description="Must be empty.")
+    suffix: Annotated[
+        None,
+        Neutral("text that follows the completion is not considered; leave it out", ""),
+    ] = None
 
     def num_logprobs(self) -> int | None:
         """Number of most likely tokens to report per position; ``None`` for no logprobs."""

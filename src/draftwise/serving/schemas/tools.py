@@ -66,13 +66,13 @@ ToolChoice = Annotated[
 ]
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Body):
     """Name and arguments of an earlier function call."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
-    arguments: str = Field(description="Arguments as a JSON object.")
+    arguments: str = Field("", description="Arguments as a JSON object; empty for none.")
 
     @field_validator("arguments")
     @classmethod
@@ -86,10 +86,10 @@ class CalledFunction(BaseModel):
         return value
 
 
-class ToolCall(BaseModel):
+class ToolCall(Body):
     """An earlier tool call of the model."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
 
     id: str
     type: Literal["function"] = "function"
