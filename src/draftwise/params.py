@@ -46,7 +46,8 @@ class SamplingParams:
         frequency_penalty: subtracted from the logit of a token once for each of its occurrences in
             the output, in [-2, 2].
         logit_bias: mapping from token id to a number in [-100, 100] that is added to its logit.
-        stop: strings that end the text. The text is cut before the stop string.
+        stop: strings that end the text. The text is cut before the stop string. Stop strings are
+            also found in the text with special tokens, such as ``"<|im_end|>\\nuser"``.
         stop_token_ids: tokens that end the text. The stop token is the last of ``token_ids`` and is
             not part of the text.
         ignore_eos: continue after the model's end-of-sequence token.

@@ -140,7 +140,8 @@ class Sampling(Body):
         PlainValidator(_stop, json_schema_input_type=str | list[str]),
         Field(
             default_factory=list,
-            description="At most 32 strings of at most 256 characters.",
+            description="At most 32 strings of at most 256 characters, which may contain special "
+            "tokens.",
         ),
     ]
     stop_token_ids: list[TokenId] = Field(
