@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 
 from draftwise import LLM, RequestOutput, SamplingParams, SpeculationConfig
 from draftwise.engine.memory import cache_bytes
@@ -85,10 +84,8 @@ class TestPrompts:
     def test_special_tokens_are_added_only_to_text(self, models, tmp_path):
         """A template writes its own."""
         save(RECIPE.build(), tmp_path)
-        tokenizer = byte_tokenizer("{{ bos_token }}{{ messages[0]['content'] }}")
+        tokenizer = byte_tokenizer("{{ bos_token }}{{ messages[0]['content'] }}", "<s> $A")
         bos = tokenizer.bos_token_id
-        backend = tokenizer.backend_tokenizer
-        backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
         tokenizer.save_pretrained(tmp_path)
         llm = LLM(str(tmp_path), dtype="float32")
         text, chat = llm.generate(["ab", [{"role": "user", "content": "ab"}]], GREEDY)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -268,8 +269,15 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of a few dozen tokens, with characters of one to four bytes."""
+def byte_tokenizer(
+    chat_template: str | dict[str, str] | None = CHAT_TEMPLATE, added: str | None = None
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of a few dozen tokens, with characters of one to four bytes.
+
+    Args:
+        chat_template: its chat template, or several by name.
+        added: a text with the special tokens that it adds, such as ``"<s> $A"``.
+    """
     to_character = {byte: char for char, byte in _byte_characters().items()}
     letters = sorted({to_character[byte] for byte in _TEXT.encode()})
     tokens = [BOS, EOS, MARK, *letters, *("".join(pair) for pair in _MERGES)]
@@ -278,6 +286,9 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (BOS, EOS, MARK)])
+    if added is not None:
+        specials = [(token, vocab[token]) for token in (BOS, EOS, MARK)]
+        tokenizer.post_processor = TemplateProcessing(single=added, special_tokens=specials)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, chat_template=chat_template
     )

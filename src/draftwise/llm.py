@@ -310,7 +310,9 @@ class LLM:
             prompts: one prompt or a list of prompts. A prompt is a string, a sequence of token ids
                 (a list, tuple or range of integers, or a NumPy array or tensor of an integer
                 type), or a list of chat messages (``{"role": …, "content": …}``), which the
-                target's chat template formats. A two-dimensional array is one prompt per row.
+                target's chat template formats. The content of a message is a string or a list of
+                text parts (``{"type": "text", "text": …}``). A two-dimensional array is one prompt
+                per row.
             sampling: sampling parameters, shared by all prompts or one per prompt.
             on_step: called after each step with the requests that received tokens, for example
                 to show progress.

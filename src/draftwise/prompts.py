@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from draftwise.chat_templates import ChatTemplateParams, Message, render_chat
 from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.values import is_integer, numbered_lines, shown
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-Message = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | np.ndarray[Any, Any] | Tensor"
 
 # Spec-Bench and MT-Bench use `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
@@ -159,21 +157,6 @@ def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt
     return list(given)
 
 
-@dataclass(frozen=True)
-class ChatTemplateParams:
-    """Parameters for rendering chat messages to a prompt.
-
-    Attributes:
-        template: Jinja source of the chat template; ``None`` for the tokenizer's template.
-        tools: functions that the model may call, in OpenAI's format; ``None`` for none.
-        variables: additional template variables, such as ``{"enable_thinking": False}``.
-    """
-
-    template: str | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-
-
 def is_tokens(prompt: Prompt) -> bool:
     """Whether a prompt is a list of token ids."""
     return not isinstance(prompt, str) and bool(prompt) and is_integer(prompt[0])
@@ -213,7 +196,7 @@ def tokenize(
     text = (
         prompt
         if isinstance(prompt, str)
-        else _render_chat(tokenizer, prompt, chat or ChatTemplateParams())
+        else render_chat(tokenizer, prompt, chat or ChatTemplateParams())
     )
     try:
         text.encode()
@@ -224,8 +207,12 @@ def tokenize(
     if max_tokens is not None:
         _refuse_far_too_long(tokenizer, text, max_tokens)
     # Chat templates contain their own special tokens.
-    ids = tokenizer(text, add_special_tokens=isinstance(prompt, str), verbose=False)["input_ids"]
-    return text, list(ids)
+    return text, _ids(tokenizer, text, add_special_tokens=isinstance(prompt, str))
+
+
+def _ids(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    return list(encoded["input_ids"])
 
 
 def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:
@@ -239,7 +226,7 @@ def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:
     """
     length = _CHARACTERS_PER_TOKEN * max_tokens
     while length < len(text):
-        ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]
+        ids = _ids(tokenizer, text[:length], add_special_tokens=False)
         if len(ids) > max_tokens + _CUT_TOLERANCE_TOKENS:
             raise PromptError(
                 "prompt",
@@ -247,71 +234,3 @@ def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:
                 f"tokens; at most {max_tokens} tokens are allowed",
             )
         length *= 2
-
-
-def load_chat_template(path: str | Path) -> str:
-    """Read a chat template.
-
-    Args:
-        path: a file with a Jinja template.
-
-    Raises:
-        InvalidParameterError: the file cannot be read, is empty, or is not a Jinja template.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameterError(
-            "chat_template", f"cannot read {str(path)!r}: {error}"
-        ) from error
-    if not text.strip():
-        raise InvalidParameterError("chat_template", f"{str(path)!r} is empty")
-    try:
-        from jinja2 import TemplateSyntaxError
-    except ImportError as error:
-        raise InvalidParameterError(
-            "chat_template", 'jinja2 is not installed: pip install "draftwise[serve]"'
-        ) from error
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        render_jinja_template([[{"role": "user", "content": "Hello"}]], chat_template=text)
-    except TemplateSyntaxError as error:
-        raise InvalidParameterError(
-            "chat_template", f"{str(path)!r}, line {error.lineno}: {error.message}"
-        ) from error
-    except Exception:  # a template may reject this chat, or need variables of a tokenizer
-        return text
-    return text
-
-
-def _render_chat(tokenizer: Any, messages: Any, chat: ChatTemplateParams) -> str:
-    if not chat.template and not getattr(tokenizer, "chat_template", None):
-        raise PromptError("prompt", "the target's tokenizer has no chat template; give text")
-    for message in messages:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise PromptError("prompt", "each message must have a 'role' and a 'content'")
-    reserved = {"messages", "conversations", *_parameters(tokenizer.apply_chat_template)}
-    for name in chat.variables:
-        if name in reserved:
-            raise InvalidParameterError(
-                f"chat_template_kwargs.{name}", "is a reserved name; use another name"
-            )
-    try:
-        text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=None if chat.tools is None else [dict(each) for each in chat.tools],
-            chat_template=chat.template,
-            tokenize=False,
-            add_generation_prompt=True,
-            **chat.variables,
-        )
-    except Exception as error:  # templates may raise any exception
-        raise PromptError("prompt", f"the chat template failed: {error}") from error
-    return text
-
-
-def _parameters(function: Callable[..., Any]) -> set[str]:
-    """Names of the declared parameters of a function."""
-    declared = inspect.signature(function).parameters.values()
-    return {each.name for each in declared if each.kind is not each.VAR_KEYWORD}

@@ -2,8 +2,9 @@
 
 import pytest
 
+from draftwise.chat_templates import ChatTemplateParams, load_chat_template
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.prompts import ChatTemplateParams, load_chat_template, tokenize
+from draftwise.prompts import tokenize
 from draftwise.serving.settings import ServerSettings
 
 from ..tiny_models import byte_tokenizer

@@ -130,7 +130,7 @@ def read_chat_template(file: Path | None) -> str | None:
     Raises:
         InvalidParameterError: the file cannot be read, or is not a Jinja template.
     """
-    from draftwise.prompts import load_chat_template
+    from draftwise.chat_templates import load_chat_template
 
     return None if file is None else load_chat_template(file)
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from draftwise.chat_templates import ChatTemplateParams
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.prompts import ChatTemplateParams, Prompt, is_tokens, tokenize
+from draftwise.prompts import Prompt, is_tokens, tokenize
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
 from draftwise.serving.deadline import Deadline

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
+from draftwise.chat_templates import content_error
 from draftwise.errors import InvalidParameterError
 from draftwise.params import MAX_LOGPROBS
 from draftwise.serving.errors import grammar_errors_named
@@ -15,10 +16,6 @@ from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolCall, ToolChoic
 from draftwise.structured_outputs import StructuredOutputs
 
 MAX_MESSAGES = 4096
-
-
-# Types of the parts of a message. Each has its text under the key of the same name.
-_PARTS = ("text", "refusal")
 
 
 class TextPart(BaseModel):
@@ -35,28 +32,21 @@ class RefusalPart(BaseModel):
     refusal: str
 
 
-def _content(value: Any) -> str | None:
-    """Join the text parts of a message to one string, as chat templates expect."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise wrong(f"must be a string or a list of text parts, got {quoted(value)}")
-    texts = []
-    for index, part in enumerate(value):
-        if not isinstance(part, dict):
-            raise wrong(
-                f'must be a part such as {{"type": "text", "text": "…"}}, got {quoted(part)}',
-                f"[{index}]",
-            )
-        kind = part.get("type")
-        if kind not in _PARTS:
-            raise wrong(
-                f"must be 'text', the only supported type; got {quoted(kind)}", f"[{index}].type"
-            )
-        if not isinstance(part.get(kind), str):
-            raise wrong(f"must be a string, got {quoted(part.get(kind))}", f"[{index}].{kind}")
-        texts.append(part[kind])
-    return "".join(texts)
+def _content(value: Any) -> str | list[dict[str, Any]] | None:
+    """Check the content of a message. Refusals become text parts."""
+    if isinstance(value, list):
+        value = [_as_text_part(part) for part in value]
+    error = content_error(value, quoted)
+    if error is not None:
+        raise wrong(error[1], error[0])
+    content: str | list[dict[str, Any]] | None = value
+    return content
+
+
+def _as_text_part(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") == "refusal":
+        return {"type": "text", "text": part.get("refusal")}
+    return part
 
 
 class Message(Body):
@@ -66,7 +56,7 @@ class Message(Body):
 
     role: str
     content: Annotated[
-        str | None,
+        str | list[dict[str, Any]] | None,
         PlainValidator(_content, json_schema_input_type=str | list[TextPart | RefusalPart] | None),
     ] = None
     tool_calls: list[ToolCall] | None = Field(

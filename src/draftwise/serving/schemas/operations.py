@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
+from draftwise.chat_templates import ChatTemplateParams
 from draftwise.errors import InvalidParameterError
-from draftwise.prompts import ChatTemplateParams
 from draftwise.serving.schemas.body import Body, TokenId, quoted, wrong
 from draftwise.serving.schemas.chat import MAX_MESSAGES, Message
 from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolChoice, offered_tools
