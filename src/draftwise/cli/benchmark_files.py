@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +45,6 @@ def report_of(
     """
     from draftwise.benchmark.report import provenance
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if _is_mac() else 1024)
     return {
         "started": started,
         "command": " ".join(["draftwise", *sys.argv[1:]]),
@@ -62,7 +60,7 @@ def report_of(
         },
         "contenders": {each.name: each.describe() for each in contenders},
         # A training in the same process would count too.
-        "peak_memory_gib": None if settings.get("train_on") else peak / _GIB,
+        "peak_memory_gib": None if settings.get("train_on") else _peak_memory_gib(),
     }
 
 
@@ -73,8 +71,14 @@ def _portable(value: Any) -> Any:
     return value.name if isinstance(value, Path) else value
 
 
-def _is_mac() -> bool:
-    return sys.platform == "darwin"
+def _peak_memory_gib() -> float | None:
+    """The most memory that this process had; ``None`` where the system does not say, on Windows."""
+    try:
+        import resource  # does not exist on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / _GIB
 
 
 def write_results(output: Path, report: Mapping[str, Any]) -> str:
