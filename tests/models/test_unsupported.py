@@ -75,7 +75,16 @@ class TestUnsupported:
                 {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4},
                 "custom attention",
             ),
-            ("StableLm", {}, "cannot run on packed tokens"),
+            (
+                "Mpt",
+                {"d_model": 16, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+                "mpt does not support custom attention functions",
+            ),
+            (
+                "XLM",
+                {"emb_dim": 16, "n_layers": 2, "n_heads": 4},
+                "xlm does not support custom attention functions",
+            ),
             # Attention that is not softmax over the keys.
             ("DiffLlama", {}, "not plain causal attention"),
             # Bidirectional attention.
@@ -86,6 +95,17 @@ class TestUnsupported:
         error = refused(tiny(tmp_path, class_name, **settings), max_model_len=64)
         assert error.field == "target"
         assert reason in error.message
+
+    def test_a_model_without_a_limit_of_its_context(self, tmp_path):
+        config = transformers.XLNetConfig(
+            vocab_size=16, d_model=16, n_layer=2, n_head=4, d_inner=24
+        )
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        error = refused(save(model, tmp_path))
+        assert error.field == "max_model_len"
+        assert "has no context length; set one" in error.message
+        error = refused(tmp_path, max_model_len=64)
+        assert error.message == "xlnet does not support custom attention functions"
 
     def test_a_context_longer_than_the_models(self, models):
         error = refused(models.folder(Recipe()), max_model_len=65)

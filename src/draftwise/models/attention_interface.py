@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch.nn.functional as F
@@ -92,6 +94,21 @@ def _chunk(module: nn.Module, layer: int) -> int | None:
     return chunk
 
 
+# The plan of the pass that this thread computes. It is no argument of the model, as the modules of
+# some families, such as StableLM's, do not pass arguments on to their attention.
+_plan: ContextVar[PackedBatch | ShapeProbe | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def following(plan: PackedBatch | ShapeProbe) -> Iterator[None]:
+    """Within the context, :func:`packed_attention` follows the plan of one forward pass."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -99,33 +116,32 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    packed: PackedBatch | ShapeProbe | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for ``transformers``' ``AttentionInterface``.
+    """Attention function for ``transformers``' ``AttentionInterface``, called within
+    :func:`following`.
 
     Args:
         module: the attention module, with its ``layer_idx``.
         query: ``[1, heads, tokens, key_size]``.
         key: ``[1, kv_heads, tokens, key_size]``.
         value: ``[1, kv_heads, tokens, value_size]``.
-        attention_mask: always ``None``; ``packed`` separates the requests.
+        attention_mask: always ``None``; the plan separates the requests.
         scaling: factor of the scores.
-        packed: plan of this forward pass.
         extra: further arguments of the module. Unsupported ones are refused at load.
 
     Returns:
         ``[1, tokens, heads, value_size]`` and ``None``.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
+    packed = _plan.get()
     if isinstance(packed, ShapeProbe):
         packed.record(module, key, value, extra)
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         values = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         out = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
         return out.transpose(1, 2).contiguous(), None
-    if packed is None:
-        raise ValueError("packed attention needs the plan of the forward pass")
+    assert packed is not None, "packed attention is called outside of a planned pass"
 
     out = attend(
         packed,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.models.attention import PackedBatch
+from draftwise.models.attention_interface import following
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.decoder_spec import decoder_spec, why_not_described
 from draftwise.models.exits.adapter import ExitAdapter
@@ -133,13 +134,13 @@ class ModuleForward:
             "input_ids": ids.unsqueeze(0),
             "position_ids": packed.positions.unsqueeze(0),
             "use_cache": False,
-            "packed": packed,
         }
-        if logit_rows is None:
-            self._model.base_model(**arguments)
-            return None
-        keep = upload(logit_rows, torch.long, ids.device)
-        logits: Tensor = self._model(**arguments, logits_to_keep=keep).logits
+        with following(packed):
+            if logit_rows is None:
+                self._model.base_model(**arguments)
+                return None
+            keep = upload(logit_rows, torch.long, ids.device)
+            logits: Tensor = self._model(**arguments, logits_to_keep=keep).logits
         return logits[0]
 
 

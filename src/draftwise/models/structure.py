@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
 from draftwise.models.attention import Segment
-from draftwise.models.attention_interface import ATTENTION_NAME, ShapeProbe
+from draftwise.models.attention_interface import ATTENTION_NAME, ShapeProbe, following
 from draftwise.models.float_copy import FloatCopy
 from draftwise.models.forward import forward_pass
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.suitability import native_decoder
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.support import check_attention, own_attention, own_failure
 
 _PROBE_LENGTH = 12
 # Error of the logits relative to their spread, in float32, at the worst position.
@@ -48,6 +49,7 @@ class Checks:
         self.model, self.role = model, role
         self.family: str = model.config.model_type
         self.embedding: nn.Embedding = model.get_input_embeddings()
+        check_attention(model, role)
 
     @property
     def hidden_size(self) -> int:
@@ -63,7 +65,9 @@ class Checks:
         except DraftwiseError:
             raise
         except Exception as error:
-            raise UnsupportedModelError(self.role, f"{self.family} {what}: {error}") from error
+            raise UnsupportedModelError(
+                self.role, f"{self.family} {what}: {own_failure(error)}"
+            ) from error
 
     def probe_ids(self, max_model_len: int) -> Tensor:
         """``[1, length]`` random token ids for the checks."""
@@ -93,12 +97,10 @@ class Checks:
         """
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         probe = ShapeProbe(self.role, max_model_len)
-        with self._refusing("cannot run on packed tokens"):
-            self.model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
+        with self._refusing("cannot run on packed tokens"), following(probe):
+            self.model(input_ids=ids, position_ids=positions, use_cache=False)
         if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
-            raise UnsupportedModelError(
-                self.role, f"{self.family} does not support custom attention functions"
-            )
+            raise own_attention(self.role, self.family)
         return [probe.layers[index] for index in range(len(probe.layers))]
 
     def compare(self, packed: PackedModel, tokens: Tensor, expected: Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from draftwise.errors import UnsupportedModelError
 
+_SHOWN_CHARACTERS = 120
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
@@ -28,7 +29,8 @@ def context_length(
         (
             value
             for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-            if isinstance(value := getattr(config, name, None), int)
+            # XLNet has -1 for no limit.
+            if isinstance(value := getattr(config, name, None), int) and value > 0
         ),
         None,
     )
@@ -67,6 +69,34 @@ def check_config(config: Any, role: str, max_model_len: int) -> None:
         raise UnsupportedModelError(role, f"{kind} shares keys and values between layers")
     _check_layer_types(config, role, kind)
     _check_rope(config, role, kind, max_model_len)
+
+
+def check_attention(model: Any, role: str) -> None:
+    """Refuse a model whose attention cannot be replaced.
+
+    Args:
+        model: a Hugging Face model.
+        role: ``"target"`` or ``"draft"``, named in the error.
+
+    Raises:
+        UnsupportedModelError: its attention is code of its own.
+    """
+    # Without this, such a model is found by what its code raises when it gets packed tokens.
+    can_replace = getattr(type(model), "_can_set_attn_implementation", None)
+    if can_replace is not None and not can_replace():
+        raise own_attention(role, model.config.model_type)
+
+
+def own_attention(role: str, family: str) -> UnsupportedModelError:
+    """The error for a model whose attention is code of its own."""
+    return UnsupportedModelError(role, f"{family} does not support custom attention functions")
+
+
+def own_failure(error: Exception) -> str:
+    """A clause for an exception of a model's own code, which says what it is in one line."""
+    text = str(error).strip().splitlines()
+    detail = f" ({text[0][:_SHOWN_CHARACTERS]})" if text else ""
+    return f"the model's own code raises {type(error).__name__}{detail}"
 
 
 def _check_layer_types(config: Any, role: str, kind: str) -> None:
