@@ -25,11 +25,13 @@ from draftwise.errors import (
     VocabularyMismatchError,
     VocabularyWarning,
 )
+from draftwise.models.adapters import hub_adapter, refuse_adapter
 from draftwise.models.attention_interface import ATTENTION_NAME
 from draftwise.models.fast_path import slow_path
 from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.gguf import GgufFile, is_gguf
 from draftwise.models.hub import find_on_hub
+from draftwise.models.lfs import refuse_lfs_pointers
 from draftwise.models.native.library import library_for
 from draftwise.models.native.suitability import lacks_instructions
 from draftwise.models.packed_model import PackedModel
@@ -246,7 +248,9 @@ def locate(name: str, role: str) -> str:
     """Resolve a model's name to what ``transformers`` can load: a folder or a hub id.
 
     Raises:
-        ModelNotFoundError: the folder does not exist or contains no model.
+        ModelNotFoundError: the folder does not exist or contains no model, or pointers of Git LFS
+            in place of its files.
+        UnsupportedModelError: the folder contains an adapter.
         InvalidParameterError: a bundled model cannot have the given size, or its cache cannot be
             written.
     """
@@ -257,8 +261,10 @@ def locate(name: str, role: str) -> str:
             raise type(error)(role, error.message) from error
     path = Path(name).expanduser()
     if path.is_dir():
+        refuse_adapter(path, name, role)
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(role, f"the folder {name!r} has no config.json")
+        refuse_lfs_pointers(path, role)
         return str(path)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelNotFoundError(role, f"there is no folder {name!r}")
@@ -379,6 +385,10 @@ def _load_error(
     if ATTENTION_NAME in str(error):
         return UnsupportedModelError(role, f"{name!r} does not support custom attention functions")
     if isinstance(error, OSError):
+        # Only the hub's models may still lack a configuration here.
+        adapter = hub_adapter(name, role) if "config.json" in str(error) else None
+        if adapter is not None:
+            return adapter
         return ModelNotFoundError(
             role,
             f"cannot load {name!r} as a folder or hub model with safetensors weights: {reason}; "

@@ -17,6 +17,7 @@ from draftwise import zoo
 from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
 from draftwise.models.draft_folder import CONFIG, WEIGHTS, write_draft
 from draftwise.models.exits.names import exit_layers
+from draftwise.models.lfs import refuse_lfs_pointer
 from draftwise.models.loading import split_name
 from draftwise.values import shown
 
@@ -90,13 +91,14 @@ def read_exit(folder: Path, role: str) -> tuple[ExitConfig, dict[str, Tensor]]:
         role: ``"draft"`` or ``"companion"``; named in errors.
 
     Raises:
-        ModelNotFoundError: there are no weights.
+        ModelNotFoundError: there are no weights, or a pointer of Git LFS in their place.
         UnsupportedModelError: a setting or a tensor is missing, unknown or invalid.
     """
     config = _parse(json.loads((folder / CONFIG).read_text(encoding="utf-8")), role)
     file = folder / WEIGHTS
     if not file.is_file():
         raise ModelNotFoundError(role, f"the folder {str(folder)!r} has no {WEIGHTS}")
+    refuse_lfs_pointer(file, role)
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:

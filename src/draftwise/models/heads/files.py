@@ -23,6 +23,7 @@ from draftwise.models.heads.origin import TRAINING_FILE
 from draftwise.models.heads.parsing import is_head_config, may_be_head_config, parse_head_config
 from draftwise.models.heads.weights import HeadWeights, check_head_weights, is_eagle_tensor
 from draftwise.models.hub import find_on_hub
+from draftwise.models.lfs import refuse_lfs_pointers
 
 _ROLE = "draft"
 _CONFIG = "config.json"
@@ -40,7 +41,8 @@ def find_head(location: str) -> Path | None:
         ``None`` if there is no head, such as where there is an ordinary model.
 
     Raises:
-        ModelNotFoundError: the hub cannot be reached and the repository is not in the local cache.
+        ModelNotFoundError: the hub cannot be reached and the repository is not in the local cache,
+            or the folder has pointers of Git LFS in place of its files.
     """
     if not Path(location).is_dir():
         cached = _cached_config(location)
@@ -63,6 +65,7 @@ def find_head(location: str) -> Path | None:
                 _ROLE, f"cannot download the head {location!r}: {error}"
             ) from error
     folder = Path(location)
+    refuse_lfs_pointers(folder, _ROLE)
     return folder if _is_head(folder) else None
 
 
