@@ -1,5 +1,7 @@
 """Folders of heads of EAGLE-1 and EAGLE-2 are recognised and read; wrong ones are refused."""
 
+import os
+
 import pytest
 import torch
 
@@ -64,25 +66,76 @@ def test_models_of_one_layer_are_no_heads(tmp_path, models):
 
 
 def test_repositories_of_the_hub(tmp_path, models, monkeypatch):
-    """Weights are downloaded only if the configuration may be that of a head."""
+    """Weights are downloaded only if the repository may be that of a head."""
     one_layer, two_layers = (
-        models.folder(Recipe(config={"num_hidden_layers": count})) for count in (1, 2)
+        models.folder(Recipe(tokenizer=True, config={"num_hidden_layers": count}))
+        for count in (1, 2)
     )
-    folders = {"a/head": HEAD.save(tmp_path), "a/one-layer": one_layer, "a/model": two_layers}
+    copied = HEAD.save(tmp_path / "copied", changes={"num_hidden_layers": 32})
+    folders = {
+        "a/head": HEAD.save(tmp_path / "head"),
+        "a/copied": copied,
+        "a/one-layer": one_layer,
+        "a/model": two_layers,
+        "a/unlisted": copied,
+    }
     downloaded = []
+
+    def list_files(name):
+        if name == "a/unlisted":
+            raise OSError("the hub cannot be reached")
+        return os.listdir(folders[name])
 
     def snapshot(name, allow_patterns):
         downloaded.append(name)
         return folders[name]
 
     monkeypatch.setattr(files, "find_on_hub", lambda name, role: name)
-    monkeypatch.setattr(files, "_cached_config", lambda name: None)
+    monkeypatch.setattr(files, "cached_config", lambda name: None)
     monkeypatch.setattr(files, "hf_hub_download", lambda name, _: f"{folders[name]}/config.json")
     monkeypatch.setattr(files, "snapshot_download", snapshot)
-    assert find_head("a/head") == tmp_path
+    monkeypatch.setattr(files, "list_repo_files", list_files)
+    assert find_head("a/head") == tmp_path / "head"
+    assert find_head("a/copied") == tmp_path / "copied"
     assert find_head("a/one-layer") is None
     assert find_head("a/model") is None
-    assert downloaded == ["a/head", "a/one-layer"]
+    assert find_head("a/unlisted") is None
+    assert downloaded == ["a/head", "a/copied", "a/one-layer"]
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_the_configuration_may_be_the_targets(tmp_path, pickled):
+    """Then it counts the target's layers, and the tensors decide."""
+    target = {"num_hidden_layers": 32, "layer_types": ["full_attention"] * 32}
+    folder = HEAD.save(tmp_path, pickled=pickled, changes=target)
+    assert find_head(folder) == tmp_path
+    config, weights = read_head(folder)
+    assert (config.num_layers, config.windows) == (1, (None,))
+    assert weights.tensors.keys() == HEAD.tensors().keys()
+    config.check_target(16, 8, 32)
+    with pytest.raises(UnsupportedModelError) as caught:
+        config.check_target(16, 8, 7)
+    assert "num_hidden_layers in config.json of the head is 32" in caught.value.message
+    assert "its tensors are those of 1, and the target has 7" in caught.value.message
+
+
+def test_heads_with_more_layers_than_their_configuration_are_refused(tmp_path):
+    folder = HEAD.changed(num_layers=2).save(tmp_path, changes={"num_hidden_layers": 1})
+    with pytest.raises(UnsupportedModelError, match=r"is 1, and its tensors are those of 2 layers"):
+        read_head(folder)
+
+
+def test_layers_have_no_gaps(tmp_path):
+    three = HEAD.changed(num_layers=3)
+    middle = [name for name in three.tensors() if "layers.1." in name]
+    with pytest.raises(UnsupportedModelError, match=r"are missing, such as layers\.1\."):
+        read_head(three.save(tmp_path, without=middle))
+
+
+def test_a_tensor_with_two_names_is_refused(tmp_path):
+    folder = HEAD.save(tmp_path, tensors={"model.fc.weight": torch.zeros(16, 32)})
+    with pytest.raises(UnsupportedModelError, match=r"two tensors 'fc\.weight'"):
+        read_head(folder)
 
 
 def test_old_pickles_are_recognised(tmp_path):

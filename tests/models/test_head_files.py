@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
-from draftwise.models.heads import HeadLayout, find_head, parse_head_config, read_head
+from draftwise.models.heads import HeadKind, HeadLayout, find_head, parse_head_config, read_head
 from draftwise.models.heads.parsing import is_head_config
 
 from ..tiny_heads import LAYOUTS, HeadRecipe
@@ -77,6 +77,35 @@ def test_optional_settings_are_read(tmp_path):
         "input_norm.weight",
         "fc_norm.4.weight",
     } <= weights.tensors.keys()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_configuration_may_count_the_targets_layers(tmp_path, layout):
+    folder = HEAD.save(tmp_path, layout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.get("transformer_layer_config", config)["num_hidden_layers"] = 40
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    config, _ = read_head(folder)
+    assert config.num_layers == 1
+    config.check_target(16, 8, 40)
+    # The authors' names have no second layer, so the file is complete with any target.
+    if layout == "safeailab":
+        config.check_target(16, 8, 7)
+    else:
+        with pytest.raises(UnsupportedModelError, match="those of 1, and the target has 7"):
+            config.check_target(16, 8, 7)
+
+
+def test_heads_are_recognised_by_their_tensors(tmp_path):
+    """The configuration is the target's, and names no head."""
+    head = HEAD.changed(draft_vocab=8, layers=None)
+    changes = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 40}
+    folder = head.save(tmp_path, "safeailab", changes={**changes, "draft_vocab_size": None})
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["draft_vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert find_head(folder) == tmp_path
+    assert read_head(folder)[0].kind is HeadKind.EAGLE3
 
 
 def test_older_keys_of_position_scaling():
@@ -158,6 +187,7 @@ OWN = torch.arange(6)
         ({"d2t": OWN.float()}, "must contain 6 integers"),
         ({"d2t": 0 * OWN}, "name different tokens"),
         ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
+        ({"mask_hidden": torch.zeros(1, 1, 48)}, "as those of P-EAGLE, which Draftwise does not"),
         ({"norm.weight": torch.zeros(3)}, r"norm.weight of the head has the shape \[3\]"),
     ],
 )

@@ -23,6 +23,13 @@ class TestUnsupported:
         transformers.BertConfig(hidden_size=16, num_attention_heads=2).save_pretrained(tmp_path)
         assert refused(tmp_path, DraftwiseError).field == "target"
 
+    def test_no_language_model(self, tmp_path):
+        transformers.CLIPTextConfig(hidden_size=16).save_pretrained(tmp_path)
+        assert refused(tmp_path).message == (
+            f"{str(tmp_path)!r} is a CLIPText model, for which transformers has no causal language "
+            "model"
+        )
+
     @pytest.mark.parametrize("class_name", ["Mamba", "Mamba2"])
     def test_state_space(self, tmp_path, class_name):
         config = getattr(transformers, f"{class_name}Config")(

@@ -6,6 +6,7 @@ error. A single request beforehand gives the same answer at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from huggingface_hub import constants, get_session, try_to_load_from_cache
@@ -17,6 +18,25 @@ from draftwise.errors import ModelNotFoundError
 # Timeout to connect and to respond. A slower hub is treated as unreachable.
 _PROBE_SECONDS = 5.0
 _FIRST_SERVER_ERROR = 500
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def has_tokenizer(files: Iterable[str]) -> bool:
+    """Whether a model's files contain a tokenizer.
+
+    Args:
+        files: names of the files.
+    """
+    return not set(_TOKENIZER_FILES).isdisjoint(files)
+
+
+def cached_config(name: str) -> Path | None:
+    """The configuration of a hub's repository in the local cache; ``None`` if it is not there."""
+    try:
+        cached = try_to_load_from_cache(name, constants.CONFIG_NAME)
+    except HFValidationError:  # not a hub id
+        return None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def find_on_hub(name: str, role: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,10 +31,11 @@ from draftwise.models.attention_interface import ATTENTION_NAME
 from draftwise.models.fast_path import slow_path
 from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.gguf import GgufFile, is_gguf
-from draftwise.models.hub import find_on_hub
+from draftwise.models.hub import cached_config, find_on_hub, has_tokenizer
 from draftwise.models.lfs import refuse_lfs_pointers
 from draftwise.models.native.library import library_for
 from draftwise.models.native.suitability import lacks_instructions
+from draftwise.models.other_drafts import refuse_other_draft_in
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.pretrained import PretrainedModel
@@ -45,6 +47,8 @@ from draftwise.models.vocabulary_map import (
     probability_share,
 )
 
+# What transformers says of a configuration that no causal language model belongs to.
+_OTHER_CLASS = re.compile(r"Unrecognized configuration class <class '[\w.]*?(\w+?)(?:Config)?'>")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -250,7 +254,8 @@ def locate(name: str, role: str) -> str:
     Raises:
         ModelNotFoundError: the folder does not exist or contains no model, or pointers of Git LFS
             in place of its files.
-        UnsupportedModelError: the folder contains an adapter.
+        UnsupportedModelError: the folder contains an adapter, or a draft of a kind that Draftwise
+            does not run.
         InvalidParameterError: a bundled model cannot have the given size, or its cache cannot be
             written.
     """
@@ -264,6 +269,7 @@ def locate(name: str, role: str) -> str:
         refuse_adapter(path, name, role)
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(role, f"the folder {name!r} has no config.json")
+        refuse_other_draft_in(path, name, role)
         refuse_lfs_pointers(path, role)
         return str(path)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -338,9 +344,19 @@ def no_progress_bars() -> Iterator[None]:
 
 def _load_config(source: _Source) -> Any:
     try:
-        return AutoConfig.from_pretrained(source.location, **source.options)
+        config = AutoConfig.from_pretrained(source.location, **source.options)
     except Exception as error:  # a broken file can make the library raise anything
+        _refuse_other_draft(source)
         raise source.error(error) from error
+    _refuse_other_draft(source)
+    return config
+
+
+def _refuse_other_draft(source: _Source) -> None:
+    """Refuse a hub's draft of another kind. Of folders, :func:`locate` refuses them."""
+    cached = None if source.gguf else cached_config(source.location)
+    if cached is not None:
+        refuse_other_draft_in(cached.parent, source.name, source.role)
 
 
 def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -382,6 +398,13 @@ def _load_error(
             role,
             f"{name!r} contains custom code; if you trust it, set trust_remote_code",
         )
+    other_class = _OTHER_CLASS.search(str(error))
+    if other_class is not None:
+        return UnsupportedModelError(
+            role,
+            f"{name!r} is a {other_class[1]} model, for which transformers has no causal language "
+            "model",
+        )
     if ATTENTION_NAME in str(error):
         return UnsupportedModelError(role, f"{name!r} does not support custom attention functions")
     if isinstance(error, OSError):
@@ -401,8 +424,7 @@ def _load_error(
 
 def _load_tokenizer(source: _Source) -> Any:
     role, folder = source.role, Path(source.location)
-    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-    has_none = folder.is_dir() and not any((folder / file).is_file() for file in files)
+    has_none = folder.is_dir() and not has_tokenizer(file.name for file in folder.iterdir())
     if source.gguf is None and has_none:
         return None
     try:

@@ -69,7 +69,8 @@ class HeadConfig:
         norm_before_fc: whether the states are normalised together before they are projected.
         fc_norm: whether each state is normalised before they are projected.
         norm_output: whether the next token of a draft reads the head's output after the final norm.
-        num_layers: decoder layers. Only the first one reads the embedding and the state.
+        num_layers: decoder layers, by the tensors where they are known. Only the first one reads
+            the embedding and the state.
         intermediate_size: size of the gate of the feed-forward block.
         num_heads, num_kv_heads, head_size: sizes of the attention.
         activation: activation of the gate, as named in the configuration.
@@ -81,6 +82,8 @@ class HeadConfig:
         layernorms: whether a head that is not EAGLE-3 normalises the embedding, the input of its
             layer, and what the target's projection reads.
         fc_bias: whether its ``fc`` has a bias; ``None`` if the configuration does not say so.
+        counted_layers: decoder layers by the configuration, which may be a copy of the target's;
+            ``None`` where it says nothing of the head.
     """
 
     kind: HeadKind
@@ -108,6 +111,7 @@ class HeadConfig:
     logit_scale: float
     layernorms: bool = False
     fc_bias: bool | None = False
+    counted_layers: int | None = None
 
     def states_of(self, num_target_layers: int) -> tuple[int, ...]:
         """The states that it reads of a target.
@@ -161,6 +165,13 @@ class HeadConfig:
                     f"the head was made for a target with {what} of {own}, and the target has "
                     f"{targets}; choose a head of this target",
                 )
+        if self.counted_layers not in (None, self.num_layers, num_layers):
+            raise UnsupportedModelError(
+                _ROLE,
+                f"num_hidden_layers in config.json of the head is {self.counted_layers}, its "
+                f"tensors are those of {self.num_layers}, and the target has {num_layers}; "
+                "complete its weights, or correct the number",
+            )
         self.states_of(num_layers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -21,12 +22,13 @@ from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.models.heads.config import HeadConfig
 from draftwise.models.heads.origin import TRAINING_FILE
 from draftwise.models.heads.parsing import is_head_config, may_be_head_config, parse_head_config
-from draftwise.models.heads.weights import HeadWeights, check_head_weights, is_eagle_tensor
-from draftwise.models.hub import find_on_hub
+from draftwise.models.heads.weights import HeadWeights, check_head_weights, is_head_tensor
+from draftwise.models.hub import cached_config, find_on_hub, has_tokenizer
 from draftwise.models.lfs import refuse_lfs_pointers
+from draftwise.models.other_drafts import refuse_other_draft_in
 
 _ROLE = "draft"
-_CONFIG = "config.json"
+_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 _SAFE, _PICKLED = "*.safetensors", ("*.bin", "*.pt")
 
 
@@ -35,26 +37,32 @@ def find_head(location: str) -> Path | None:
 
     Args:
         location: a folder, or a hub id. Of a repository of the hub, the weights are downloaded if
-            it contains a head, or a model of one layer, which may be one.
+            its configuration is that of a head or of one layer. They are also if it has no
+            tokenizer, as the configuration of a head may be a copy of its target's.
 
     Returns:
         ``None`` if there is no head, such as where there is an ordinary model.
 
     Raises:
+        UnsupportedModelError: there is a draft of another kind, which Draftwise does not run.
         ModelNotFoundError: the hub cannot be reached and the repository is not in the local cache,
             or the folder has pointers of Git LFS in place of its files.
     """
+    name = location
     if not Path(location).is_dir():
-        cached = _cached_config(location)
-        if cached is not None and not _may_be_head(cached):
-            return None  # the hub is not asked twice for an ordinary model
+        cached = cached_config(location)
+        if cached is not None:
+            refuse_other_draft_in(cached.parent, name, _ROLE)
+            if not _may_be_head(cached) and has_tokenizer(os.listdir(cached.parent)):
+                return None  # the hub is not asked twice for an ordinary model
         location = find_on_hub(location, _ROLE)
     if not Path(location).is_dir():
         try:
-            config = hf_hub_download(location, _CONFIG)
+            config = Path(hf_hub_download(location, _CONFIG))
         except (HfHubHTTPError, OSError):  # the loader of ordinary models reports what is missing
             return None
-        if not _may_be_head(Path(config)):
+        refuse_other_draft_in(config.parent, name, _ROLE)
+        if not _may_be_head(config) and _has_tokenizer_on_hub(location):
             return None
         try:
             location = snapshot_download(
@@ -65,12 +73,13 @@ def find_head(location: str) -> Path | None:
                 _ROLE, f"cannot download the head {location!r}: {error}"
             ) from error
     folder = Path(location)
+    refuse_other_draft_in(folder, name, _ROLE)
     refuse_lfs_pointers(folder, _ROLE)
     return folder if _is_head(folder) else None
 
 
 def read_head_config(folder: str | Path) -> HeadConfig:
-    """Read the configuration of a head, without its weights.
+    """Read the configuration of a head and the names of its tensors.
 
     Args:
         folder: a folder for which :func:`find_head` returns itself.
@@ -78,7 +87,8 @@ def read_head_config(folder: str | Path) -> HeadConfig:
     Raises:
         UnsupportedModelError: the head is not supported, or its configuration is damaged.
     """
-    return parse_head_config(_read_config(Path(folder) / _CONFIG))
+    path = Path(folder)
+    return parse_head_config(_read_config(path / _CONFIG), [*_tensor_names(path)])
 
 
 def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
@@ -100,13 +110,12 @@ def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
     return config, check_head_weights(config, _read_tensors(path))
 
 
-def _cached_config(name: str) -> Path | None:
-    """The configuration of a hub's repository in the local cache; ``None`` if it is not there."""
+def _has_tokenizer_on_hub(name: str) -> bool:
+    """Whether a repository of the hub has a tokenizer; true if its files cannot be listed."""
     try:
-        cached = try_to_load_from_cache(name, _CONFIG)
-    except HFValidationError:  # not a hub id
-        return None
-    return Path(cached) if isinstance(cached, str) else None
+        return has_tokenizer(list_repo_files(name))
+    except Exception:  # depends on the HTTP library that huggingface_hub uses
+        return True
 
 
 def _may_be_head(path: Path) -> bool:
@@ -119,14 +128,18 @@ def _may_be_head(path: Path) -> bool:
 
 def _is_head(folder: Path) -> bool:
     """Whether a folder contains a head, by its configuration or else by its tensors' names."""
-    path = folder / _CONFIG
-    if not _may_be_head(path):
+    try:
+        config = _read_config(folder / _CONFIG)
+    except UnsupportedModelError:
         return False
-    return is_head_config(_read_config(path)) or any(map(is_eagle_tensor, _tensor_names(folder)))
+    return is_head_config(config) or any(map(is_head_tensor, _tensor_names(folder)))
 
 
 def _tensor_names(folder: Path) -> Iterator[str]:
     """The names of a folder's tensors. Files that cannot be read have none."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        yield from json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return
     files = sorted(folder.glob(_SAFE))
     for file in files:
         with suppress(SafetensorError, OSError), safe_open(file, framework="pt") as tensors:

@@ -88,7 +88,9 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
     model = target.model
     config.check_target(model.hidden_size, model.vocab_size, len(model.layers))
     warn_of_other_target(name, folder, target)
-    settings = json.dumps(asdict(config), sort_keys=True)
+    # Acceptance profiles know a head by what it computes.
+    computed = {key: each for key, each in asdict(config).items() if key != "counted_layers"}
+    settings = json.dumps(computed, sort_keys=True)
     tensors = {name: each.to(model.device, dtype) for name, each in weights.tensors.items()}
     embedding = model.embedding
     own = tensors.pop(_EMBEDDING, None)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.heads.config import HeadConfig, HeadKind, HeadLayout, ascend
+from draftwise.models.heads.weights import is_eagle3_tensor, normalised
 
 _ROLE = "draft"
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _EAGLE3_MARK = "eagle3"
 # Both occur in the names of EAGLE heads, and not together in those of other models.
 _EAGLE_MARKS = ("eagle", "forcausallm")
@@ -38,9 +41,10 @@ def is_head_config(config: Mapping[str, Any]) -> bool:
 
 
 def may_be_head_config(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` may belong to a head, which only the tensors show.
+    """Whether a ``config.json`` is likely to belong to a head, which only the tensors show.
 
-    The authors' heads of EAGLE-1 and EAGLE-2 have the configuration of a model of one layer.
+    The authors' heads of EAGLE-1 and EAGLE-2 have the configuration of a model of one layer, or
+    that of the target.
     """
     return is_head_config(config) or config.get("num_hidden_layers") == 1
 
@@ -58,11 +62,13 @@ def _names(config: Mapping[str, Any]) -> list[str]:
     return [str(each).lower() for each in _list(config, "architectures")]
 
 
-def parse_head_config(config: Mapping[str, Any]) -> HeadConfig:
+def parse_head_config(config: Mapping[str, Any], tensors: Collection[str] = ()) -> HeadConfig:
     """Read the configuration of a head.
 
     Args:
         config: the contents of the ``config.json`` of a head.
+        tensors: names of its tensors, which decide how many layers it has and whether a head that
+            the configuration does not name is one of EAGLE-3. Without them the configuration does.
 
     Raises:
         UnsupportedModelError: the head is of another kind, or a setting is missing or invalid.
@@ -81,15 +87,18 @@ def parse_head_config(config: Mapping[str, Any]) -> HeadConfig:
                 _ROLE, "config.json of the head has no transformer_layer_config"
             )
         if kind == HeadKind.EAGLE:
-            return _parse_eagle(HeadLayout.SPECULATORS, config, layer)
-        return _parse_eagle3(HeadLayout.SPECULATORS, config, layer)
-    if _is_eagle3(config):
-        return _parse_eagle3(HeadLayout.SAFEAILAB, config, config)
-    return _parse_eagle(HeadLayout.SAFEAILAB, config, config)
+            return _parse_eagle(HeadLayout.SPECULATORS, config, layer, tensors)
+        return _parse_eagle3(HeadLayout.SPECULATORS, config, layer, tensors)
+    if _is_eagle3(config) or any(map(is_eagle3_tensor, tensors)):
+        return _parse_eagle3(HeadLayout.SAFEAILAB, config, config, tensors)
+    return _parse_eagle(HeadLayout.SAFEAILAB, config, config, tensors)
 
 
 def _parse_eagle3(
-    layout: HeadLayout, top: Mapping[str, Any], layer: Mapping[str, Any]
+    layout: HeadLayout,
+    top: Mapping[str, Any],
+    layer: Mapping[str, Any],
+    tensors: Collection[str],
 ) -> HeadConfig:
     nested = _mapping(top, "eagle_config")
     if nested.get("use_aux_hidden_state") is False:
@@ -114,22 +123,24 @@ def _parse_eagle3(
         fc_norm=bool(top.get("fc_norm", False)),
         norm_output=bool(top.get("norm_output", False)),
         logit_scale=_number(top, "logit_scale", 1.0),
-        **_layer_settings(layer, _EAGLE3_LAYERS, _size(layer, "num_hidden_layers", 1)),
+        **_layer_settings(layer, _EAGLE3_LAYERS, HeadKind.EAGLE3, tensors),
     )
 
 
 def _parse_eagle(
-    layout: HeadLayout, top: Mapping[str, Any], layer: Mapping[str, Any]
+    layout: HeadLayout,
+    top: Mapping[str, Any],
+    layer: Mapping[str, Any],
+    tensors: Collection[str],
 ) -> HeadConfig:
     architecture = top.get("transformer_layer_architecture", "auto")
     if architecture not in _EAGLE_ARCHITECTURES:
         raise UnsupportedModelError(
             _ROLE, f"transformer_layer_architecture of the head is {architecture!r}"
         )
-    # The configuration of the layer may be that of the whole target.
-    num_layers = 1
-    if layout is HeadLayout.SAFEAILAB:
-        num_layers = _size(layer, "num_hidden_layers", 1)
+    if layout is HeadLayout.SPECULATORS:
+        # The configuration of its one layer may be that of the whole target.
+        layer = {**layer, "num_hidden_layers": 1}
     bias = top.get("fusion_bias" if layout is HeadLayout.SPECULATORS else "bias")
     return HeadConfig(
         kind=HeadKind.EAGLE,
@@ -145,19 +156,20 @@ def _parse_eagle(
         logit_scale=_number(top, "logit_scale", 1.0),
         layernorms=layout is HeadLayout.SPECULATORS and bool(top.get("layernorms", False)),
         fc_bias=None if bias is None else bool(bias),
-        **_layer_settings(layer, _EAGLE_LAYERS, num_layers),
+        **_layer_settings(layer, _EAGLE_LAYERS, HeadKind.EAGLE, tensors),
     )
 
 
 def _layer_settings(
-    layer: Mapping[str, Any], types: Sequence[str], num_layers: int
+    layer: Mapping[str, Any], types: Sequence[str], kind: HeadKind, tensors: Collection[str]
 ) -> dict[str, Any]:
     """What heads of all kinds read from the configuration of their layers."""
-    kind = layer.get("model_type", "llama")
-    if kind not in types:
+    family = layer.get("model_type", "llama")
+    if family not in types:
         raise UnsupportedModelError(
-            _ROLE, f"the head's layer is of type {kind!r}; supported are {', '.join(types)}"
+            _ROLE, f"the head's layer is of type {family!r}; supported are {', '.join(types)}"
         )
+    num_layers, counted = _num_layers(layer, kind, tensors)
     hidden_size, num_heads = _size(layer, "hidden_size"), _size(layer, "num_attention_heads")
     num_kv_heads = _size(layer, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -170,6 +182,7 @@ def _layer_settings(
         "hidden_size": hidden_size,
         "target_vocab_size": _size(layer, "vocab_size"),
         "num_layers": num_layers,
+        "counted_layers": counted,
         "intermediate_size": _size(layer, "intermediate_size"),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
@@ -180,6 +193,30 @@ def _layer_settings(
         "max_position_embeddings": _size(layer, "max_position_embeddings", _DEFAULT_CONTEXT),
         "windows": _windows(layer, num_layers),
     }
+
+
+def _num_layers(
+    layer: Mapping[str, Any], kind: HeadKind, tensors: Collection[str]
+) -> tuple[int, int | None]:
+    """The number of layers, and what the configuration says of it.
+
+    The configuration of published heads may be a copy of the target's, with all of its layers.
+
+    Raises:
+        UnsupportedModelError: the tensors are those of more layers than the configuration counts.
+    """
+    counted = _size(layer, "num_hidden_layers", 1)
+    found = [_LAYER.match(normalised(name, kind)) for name in tensors]
+    num_layers = max((int(each[1]) + 1 for each in found if each), default=counted)
+    if num_layers > counted:
+        raise UnsupportedModelError(
+            _ROLE,
+            f"num_hidden_layers in config.json of the head is {counted}, and its tensors are those "
+            f"of {num_layers} layers; correct the number",
+        )
+    # Files with this name have no second layer.
+    has_one = num_layers == 1 and any("midlayer." in name for name in tensors)
+    return num_layers, None if has_one else counted
 
 
 def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

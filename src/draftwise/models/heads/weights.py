@@ -13,7 +13,9 @@ from draftwise.models.heads.config import HeadConfig, HeadKind
 
 _ROLE = "draft"
 # Tensors that drafting does not need, by their last part or their first.
-_UNUSED = frozenset({"mask_hidden", "inv_freq"})
+_UNUSED = frozenset({"inv_freq"})
+# The state that stands for those of tokens to be predicted, in a head of P-EAGLE.
+_MASK_STATE = "mask_hidden"
 _UNUSED_PREFIX = "verifier_"
 _TO_TARGET, _IN_DRAFT = "d2t", "t2d"
 # Names of heads of EAGLE-1 and EAGLE-2 in the layout of ``speculators``.
@@ -54,8 +56,21 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
         UnsupportedModelError: a tensor is missing, unknown or has another shape, or the token ids
             are wrong. The error names the tensor.
     """
-    tensors = {_normalised(name, config.kind): tensor for name, tensor in stored.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not _is_unused(name)}
+    tensors: dict[str, Tensor] = {}
+    for stored_name, tensor in stored.items():
+        name = normalised(stored_name, config.kind)
+        if name in tensors:
+            raise UnsupportedModelError(
+                _ROLE, f"the head has two tensors {name!r}, one of them under another name"
+            )
+        if name.rpartition(".")[2] == _MASK_STATE:
+            raise UnsupportedModelError(
+                _ROLE,
+                f"the head has a tensor {name!r}, as those of P-EAGLE, which Draftwise does not "
+                "run yet; use 'suffix', a draft model or an EAGLE-3 head instead",
+            )
+        if not _is_unused(name):
+            tensors[name] = tensor
     to_target = in_draft = None
     if config.kind is HeadKind.EAGLE3:
         to_target, in_draft = tensors.pop(_TO_TARGET, None), tensors.pop(_IN_DRAFT, None)
@@ -84,12 +99,18 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
     return HeadWeights(tensors, _target_ids(config, to_target, in_draft))
 
 
-def is_eagle_tensor(name: str) -> bool:
-    """Whether a stored tensor of this name shows that a folder of one layer is a head."""
-    return _normalised(name, HeadKind.EAGLE) == "fc.weight"
+def is_head_tensor(name: str) -> bool:
+    """Whether a stored tensor of this name shows that a folder contains a head."""
+    return is_eagle3_tensor(name) or normalised(name, HeadKind.EAGLE) == "fc.weight"
 
 
-def _normalised(name: str, kind: HeadKind) -> str:
+def is_eagle3_tensor(name: str) -> bool:
+    """Whether a stored tensor of this name shows that a head is one of EAGLE-3."""
+    return normalised(name, HeadKind.EAGLE3) == "layers.0.hidden_norm.weight"
+
+
+def normalised(name: str, kind: HeadKind) -> str:
+    """The name in :class:`HeadWeights` of a stored tensor of either layout."""
     name = name.removeprefix("model.")
     others = {"midlayer.": "layers.0."} if kind is HeadKind.EAGLE3 else _EAGLE_NAMES
     for prefix, known in others.items():
