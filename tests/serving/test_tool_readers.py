@@ -118,6 +118,11 @@ HERMES = [
     (f'<tool_call>{{"a": "<tool_call>{ADD}', '<tool_call>{"a": "', [ADDED]),
     (f"<tool_call></tool_call><tool_call>{ADD}", "<tool_call></tool_call>", [ADDED]),
     ("<tool_call> ", "<tool_call> ", []),
+    # Calls without a tag.
+    (f"{ADD}\n", "", [ADDED]),
+    (f"{ADD}</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", [ADDED, ASKED]),
+    (f"So {ADD}", f"So {ADD}", []),
+    ('{"answer": 5}', '{"answer": 5}', []),
     # Several calls after one tag, and an incomplete or superfluous end.
     (f"<tool_call>\n{ADD}\n{WEATHER}\n</tool_call>", "", [ADDED, ASKED]),
     (f"<tool_call>{ADD}<tool_call>{WEATHER}", "", [ADDED, ASKED]),
@@ -285,6 +290,11 @@ def test_an_answer_of_nothing_but_tags_is_text(new):
     for part in ('<tool_call>{"a":"', "<tool_call>{", "<|python_tag|>{", '<|python_tag|>{"'):
         answer = part * 2000
         assert parsed(new(NAMES), answer) == (answer, [])
+
+
+@pytest.mark.parametrize("new", PARSERS.values())
+def test_other_json_is_not_held_back(new):
+    assert new(NAMES).read('{"answer": [') == [Text('{"answer": [')]
 
 
 def test_a_tag_without_a_call_is_not_held_back():

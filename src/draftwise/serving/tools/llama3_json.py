@@ -16,4 +16,3 @@ class Llama3JsonReader(TaggedReader):
 
     begin = "<|python_tag|>"
     separators = re.compile(r"[\s;,]*")
-    is_tag_optional = True

@@ -1,4 +1,4 @@
-"""Base class of the parsers of calls in text, which follow a tag."""
+"""Base class of the parsers of calls that begin the answer or follow a tag."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _CALL_PREFIXES = ('{"name"', '{"type"', '{"parameters"', '{"arguments"')
 
 
 class TaggedReader:
-    """Parser of calls that follow a tag. Everything else is text, also a tag without a call.
+    """Parser of calls that begin the answer or follow a tag.
+
+    Everything else is text, also a tag without a call.
 
     Attributes:
         begin: tag before calls.
         end: tag after calls, which may be missing; empty if there is none.
         separators: pattern of the text between the calls after one tag.
-        is_tag_optional: whether a call at the beginning of the answer needs no tag.
     """
 
     begin: ClassVar[str]
     end: ClassVar[str] = ""
     separators: ClassVar[re.Pattern[str]] = _SPACE
-    is_tag_optional: ClassVar[bool] = False
 
     def __init__(self, names: Collection[str]) -> None:
         """Create the parser of one answer.
@@ -40,7 +40,7 @@ class TaggedReader:
         self._unread, self._start = "", 0  # the unread text begins at this index
         self._has_called = False
         # Scanner of the next call; None within text.
-        self._scanner = CallScanner(names) if self.is_tag_optional else None
+        self._scanner: CallScanner | None = CallScanner(names)
         self._tag = ""  # becomes text if no call follows
         self._follows_call = False
 
