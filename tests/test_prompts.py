@@ -8,6 +8,9 @@ from transformers import BatchEncoding
 from draftwise.errors import PromptError
 from draftwise.prompts import as_list, load_prompts, tokenize
 
+from .chat_styles import GEMMA
+from .tiny_models import BOS, EOS, MARK, byte_tokenizer
+
 
 def test_reads_every_known_key(tmp_path):
     file = tmp_path / "prompts.jsonl"
@@ -132,3 +135,43 @@ def test_invalid_prompts(prompts, message):
     with pytest.raises(PromptError, match=message) as caught:
         ids_of(prompts)
     assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("added", "text", "tokens"),
+    [
+        (f"{BOS} $A", "ab c", [BOS, "ab c"]),
+        (f"{BOS} $A", f"{BOS}ab c", [BOS, "ab c"]),
+        (f"{BOS} $A", BOS, [BOS]),
+        # A second token is kept where the text has two.
+        (f"{BOS} $A", f"{BOS}{BOS}ab", [BOS, BOS, "ab"]),
+        (f"{BOS} $A", f" {BOS}ab", [BOS, " ", BOS, "ab"]),
+        (f"{BOS} $A", f"a{BOS}a", [BOS, "a", BOS, "a"]),
+        (f"{BOS} $A", f"{MARK}ab", [BOS, MARK, "ab"]),
+        (f"{BOS} $A {EOS}", f"{BOS}ab", [BOS, "ab", EOS]),
+        (f"{MARK} {BOS} $A", "ab", [MARK, BOS, "ab"]),
+        (f"{MARK} {BOS} $A", f"{MARK}{BOS}ab", [MARK, BOS, "ab"]),
+        (f"{MARK} {BOS} $A", f"{MARK}ab", [MARK, BOS, MARK, "ab"]),
+        (f"{MARK} {BOS} $A", f"{BOS}ab", [MARK, BOS, BOS, "ab"]),
+        ("$A", f"{BOS}{BOS}ab", [BOS, BOS, "ab"]),
+        ("$A", "aaa", ["a", "a", "a"]),
+        (f"$A {EOS}", f"{EOS}{EOS}ab", [EOS, EOS, "ab", EOS]),
+        (f"{BOS} $A", "", None),
+    ],
+)
+def test_a_text_that_begins_with_the_first_token_gets_no_second(added, text, tokens):
+    tokenizer = byte_tokenizer(added=added)
+    if tokens is None:
+        with pytest.raises(PromptError, match="is empty"):
+            tokenize(tokenizer, text)
+        return
+    plain = byte_tokenizer()
+    expected = [token for each in tokens for token in plain(each)["input_ids"]]
+    assert tokenize(tokenizer, text) == (text, expected)
+
+
+def test_a_pasted_chat_has_the_tokens_of_the_chat():
+    tokenizer = byte_tokenizer(GEMMA, f"{BOS} $A")
+    text, ids = tokenize(tokenizer, [{"role": "user", "content": "abc d"}])
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert tokenize(tokenizer, text) == (text, ids)

@@ -311,8 +311,9 @@ class LLM:
                 (a list, tuple or range of integers, or a NumPy array or tensor of an integer
                 type), or a list of chat messages (``{"role": …, "content": …}``), which the
                 target's chat template formats. The content of a message is a string or a list of
-                text parts (``{"type": "text", "text": …}``). A two-dimensional array is one prompt
-                per row.
+                text parts (``{"type": "text", "text": …}``). A string that begins with the special
+                tokens that the tokenizer adds does not get them again. A two-dimensional array is
+                one prompt per row.
             sampling: sampling parameters, shared by all prompts or one per prompt.
             on_step: called after each step with the requests that received tokens, for example
                 to show progress.

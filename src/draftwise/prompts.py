@@ -25,6 +25,8 @@ _KEYS = ("prompt", "question", "turns", "text")
 # long enough to show that the text is too long.
 _CHARACTERS_PER_TOKEN = 8
 _CUT_TOLERANCE_TOKENS = 256
+# Most special tokens that a tokenizer adds at the beginning, as ChatGLM's `[gMask]<sop>`.
+_MOST_ADDED_TOKENS = 2
 
 
 def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
@@ -207,12 +209,29 @@ def tokenize(
     if max_tokens is not None:
         _refuse_far_too_long(tokenizer, text, max_tokens)
     # Chat templates contain their own special tokens.
-    return text, _ids(tokenizer, text, add_special_tokens=isinstance(prompt, str))
+    if not isinstance(prompt, str):
+        return text, _ids(tokenizer, text, add_special_tokens=False)
+    return text, _ids_of_text(tokenizer, text)
 
 
 def _ids(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
     encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
     return list(encoded["input_ids"])
+
+
+def _ids_of_text(tokenizer: Any, text: str) -> list[int]:
+    """Tokenize a text with the special tokens that the tokenizer adds.
+
+    A text that begins with them, such as a rendered chat, does not get them a second time.
+    """
+    ids = _ids(tokenizer, text, add_special_tokens=True)
+    if not ids or ids[0] not in ids[1 : 1 + _MOST_ADDED_TOKENS]:
+        return ids
+    written = _ids(tokenizer, text, add_special_tokens=False)
+    num_added = ids.index(ids[0], 1)
+    added = ids[:num_added]
+    is_added = ids[num_added : num_added + len(written)] == written
+    return ids[num_added:] if is_added and written[:num_added] == added else ids
 
 
 def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:

@@ -91,3 +91,19 @@ def test_images_are_refused_by_name(client):
     refused = ask(client, "/v1/chat/completions", messages=messages)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "messages[0].content[2].type"
+
+
+def test_a_pasted_chat_has_one_token_at_its_beginning(client):
+    text = f"{BOS}:bcd\na"
+    tokens = ask(client, "/tokenize", messages=CHAT).json()["tokens"]
+    assert tokens.count(TOKENIZER.bos_token_id) == 1
+    assert ask(client, "/tokenize", prompt=text).json()["tokens"] == tokens
+    assert ask(client, "/tokenize", prompt=text.removeprefix(BOS)).json()["tokens"] == tokens
+    body = {"max_tokens": 3, "temperature": 0}
+    answers = [
+        ask(client, prompt=text, **body),
+        ask(client, prompt=tokens, **body),
+        ask(client, "/v1/chat/completions", messages=CHAT, **body),
+    ]
+    for answer in answers:
+        assert answer.json()["usage"]["prompt_tokens"] == len(tokens)
