@@ -111,18 +111,19 @@ class TextBuilder:
 
     def _held_back(self) -> int:
         """Length of the text's end that may become a part of a stop string."""
-        start = max(self._exempt, len(self.text) - self._longest_stop + 1)
-        unfinished = self._unfinished(self.text[start:])
-        if self._specials and self._longest_stop:
+        if not self._longest_stop:
+            return 0
+        unfinished = self._unfinished(self.text, self._exempt)
+        if self._specials:
             tail, places = self._tail()
             length = self._unfinished(tail)
             if length:
                 unfinished = max(unfinished, len(self.text) - places[-length])
         return unfinished
 
-    def _unfinished(self, text: str) -> int:
-        """Length of the longest suffix of a text that is a prefix of a stop string."""
-        for length in range(min(self._longest_stop - 1, len(text)), 0, -1):
+    def _unfinished(self, text: str, start: int = 0) -> int:
+        """Length of the longest suffix of ``text[start:]`` that is a prefix of a stop string."""
+        for length in range(min(self._longest_stop - 1, len(text) - start), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stop):
                 return length
