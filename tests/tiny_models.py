@@ -8,7 +8,7 @@ folder once and hands out the folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,9 +145,9 @@ class Recipe:
             }
         )
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        _randomise(model, self.seed, self.sharpness)
+        randomise(model, self.seed, self.sharpness)
         if self.noise:
-            _add_noise(model, self.noise, self.noise_seed)
+            add_noise(model, self.noise, self.noise_seed)
         return model
 
 
@@ -195,7 +195,21 @@ def edit_config(folder: str | Path, **changes: Any) -> None:
 
 
 @torch.no_grad()
-def _randomise(model: nn.Module, seed: int, sharpness: float) -> None:
+def randomise(
+    model: nn.Module,
+    seed: int,
+    sharpness: float,
+    logits: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Draw all weights at random, biases and norms included.
+
+    Args:
+        model: the model; without a head of its own its logits are as they come.
+        seed: of the weights.
+        sharpness: standard deviation of the logits.
+        logits: the model's logits for ``[prompts, tokens]`` ids; by default those of its own
+            forward pass.
+    """
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -204,14 +218,19 @@ def _randomise(model: nn.Module, seed: int, sharpness: float) -> None:
         else:
             # Wide enough that attention and the layers above it matter.
             parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
-    head = model.get_output_embeddings().weight
+    module = model.get_output_embeddings()
+    if module is None:
+        return
+    head = module.weight
     ids = torch.randint(0, head.shape[0], (8, 16), generator=generator)
     for _ in range(4):  # a head tied to the embedding changes what it reads
-        head.mul_(sharpness / model(input_ids=ids).logits.std())
+        scores = model(input_ids=ids).logits if logits is None else logits(ids)
+        head.mul_(sharpness / scores.std())
 
 
 @torch.no_grad()
-def _add_noise(model: nn.Module, amount: float, seed: int) -> None:
+def add_noise(model: nn.Module, amount: float, seed: int) -> None:
+    """Change all weights at random, by ``amount`` times their mean size."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.errors import SlowPathWarning
@@ -146,8 +147,10 @@ class TestLargeModels:
 class _OnCuda(torch.nn.Module):
     """A model that reports a GPU as the device of its weights."""
 
-    config = SimpleNamespace(hidden_act="silu")
-    lm_head = SimpleNamespace(bias=None)
+    config = transformers.LlamaConfig()
+
+    def get_output_embeddings(self):
+        return torch.nn.Linear(1, 1, bias=False)
 
     def parameters(self, recurse=True):
         yield type("Weight", (), {"device": torch.device("cuda"), "dtype": torch.bfloat16})()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -143,6 +144,8 @@ def packed_attention(
         return out.transpose(1, 2).contiguous(), None
     assert packed is not None, "packed attention is called outside of a planned pass"
 
+    if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+        query = query * _temperature_correction(module, packed.positions, query)
     out = attend(
         packed,
         layer,
@@ -152,6 +155,30 @@ def packed_attention(
         Scores(scaling, extra.get("softcap"), extra.get("s_aux")),
     )
     return out.unsqueeze(0), None
+
+
+def _temperature_correction(module: Any, positions: Tensor, query: Tensor) -> Tensor:
+    """What queries of Llama 4 are multiplied by, to be scaled by their positions.
+
+    Its layers without rotation scale queries by the position, for which they take the index within
+    the pass.
+
+    Args:
+        module: the attention module.
+        positions: ``[tokens]``.
+        query: ``[1, heads, tokens, key_size]``.
+
+    Returns:
+        ``[tokens, 1]``.
+    """
+
+    def scale(at: Tensor) -> Tensor:
+        steps = torch.floor((at.float() + 1.0) / module.floor_scale)
+        factor: Tensor = torch.log1p(steps) * module.attn_scale + 1.0
+        return factor
+
+    index = torch.arange(query.shape[2], device=query.device)
+    return (scale(positions[: query.shape[2]]) / scale(index)).unsqueeze(1).to(query.dtype)
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)

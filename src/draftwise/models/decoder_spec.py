@@ -245,7 +245,23 @@ def activation_named(name: str) -> Activation | None:
 
 def is_described(model: nn.Module) -> bool:
     """Whether a model belongs to a family that :func:`decoder_spec` can describe."""
-    return type(model).__name__ in _FAMILIES
+    return _architecture(model) in _FAMILIES
+
+
+def _architecture(model: nn.Module) -> str:
+    """The class of a model, or for a model of text and images that of its text model."""
+    name = type(model).__name__
+    if name in _FAMILIES or not hasattr(model, "get_decoder"):
+        return name
+    decoder = _decoder(model)
+    is_part = getattr(decoder, "config", None) is not getattr(model, "config", None)
+    # Gemma3TextModel belongs to Gemma3ForCausalLM.
+    text = type(decoder).__name__.removesuffix("Model").removesuffix("Text")
+    return f"{text}ForCausalLM" if is_part and f"{text}ForCausalLM" in _FAMILIES else name
+
+
+def _decoder(model: Any) -> Any:
+    return model.get_decoder()
 
 
 def why_not_described(model: nn.Module) -> str | None:
@@ -253,11 +269,10 @@ def why_not_described(model: nn.Module) -> str | None:
     if not is_described(model):
         return f"its architecture is {type(model).__name__}"
     causal: Any = model
-    config = causal.config
-    activation = _activation_name(config)
+    activation = _activation_name(causal.config.get_text_config())
     if activation not in _ACTIVATIONS:
         return f"its activation is {activation}"
-    if causal.lm_head.bias is not None:
+    if causal.get_output_embeddings().bias is not None:
         return "its head has a bias"
     return None
 
@@ -269,8 +284,8 @@ def decoder_spec(model: nn.Module) -> DecoderSpec:
         model: a model for which :func:`why_not_described` returns ``None``.
     """
     causal: Any = model
-    decoder, config = causal.model, causal.config
-    family = _FAMILIES[type(model).__name__]
+    decoder, config = _decoder(causal), causal.config.get_text_config()
+    family = _FAMILIES[_architecture(model)]
     embedding: nn.Embedding = decoder.embed_tokens
     attention = decoder.layers[0].self_attn
     head_size: int = attention.head_dim
@@ -282,7 +297,7 @@ def decoder_spec(model: nn.Module) -> DecoderSpec:
         _embedding_scale(embedding, family, config),
         layers,
         _norm(decoder.norm, family),
-        causal.lm_head,
+        causal.get_output_embeddings(),
         1.0 / getattr(config, "logits_scaling", 1.0),
         getattr(config, "final_logit_softcapping", None),
         num_heads,

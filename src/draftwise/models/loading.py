@@ -41,6 +41,7 @@ from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
 from draftwise.models.support import check_config, context_length
+from draftwise.models.text_part import text_model_class
 from draftwise.models.vocabulary_map import (
     TokenTranslator,
     is_same_vocabulary,
@@ -332,12 +333,18 @@ def _open_source(name: str, role: str, trust_remote_code: bool) -> Iterator[_Sou
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable the progress bars of ``transformers``, and the one that it shows with GGUF files."""
+    """Keep ``transformers`` from writing progress bars and reports.
+
+    What a report says of missing or unexpected weights is checked, and refused where it matters.
+    """
     bars = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
 
@@ -365,9 +372,10 @@ def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module
         how = {}
         if hasattr(transformers, "GgufConfig"):
             how["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    loader = text_model_class(config, source.role) or AutoModelForCausalLM
     try:
         model: nn.Module
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = loader.from_pretrained(
             source.location,
             config=config,
             dtype=dtype,

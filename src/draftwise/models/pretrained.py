@@ -32,7 +32,9 @@ class PretrainedModel(PackedModel):
         expected = checks.own_logits(ids)
         layers = checks.learn_layers(ids, max_model_len)
         why_slow = slow_path(model)  # asked before the weights are packed
-        if checks.embedding.weight.dtype != torch.float32:
+        if checks.embedding.weight.dtype == torch.float32:
+            checks.compare_implementations(ids, expected)
+        else:
             is_native = why_slow is None and ids.device.type == "cpu"
             check_structure(checks, layers, ids, is_native)
         native = native_pass(model)

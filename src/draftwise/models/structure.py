@@ -77,16 +77,41 @@ class Checks:
         ids = torch.randint(0, size, (1, length), generator=generator)
         return ids.to(self.embedding.weight.device)
 
-    @torch.inference_mode()
     def own_logits(self, ids: Tensor) -> Tensor:
         """``[length, vocab]`` float32 logits of the model's own forward pass."""
         with self._refusing("fails in its own forward pass"):
-            self.model.set_attn_implementation("eager")
-            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
-            self.model.set_attn_implementation(ATTENTION_NAME)
+            logits = self._logits(ids, "eager")
         if not bool(logits.isfinite().any()):
             raise NumericalError(self.role, "its weights give no finite logits")
         return logits
+
+    @torch.inference_mode()
+    def _logits(self, ids: Tensor, implementation: str) -> Tensor:
+        """The model's own logits with an implementation of attention."""
+        self.model.set_attn_implementation(implementation)
+        try:
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            self.model.set_attn_implementation(ATTENTION_NAME)
+        return logits
+
+    def compare_implementations(self, ids: Tensor, expected: Tensor) -> None:
+        """Refuse a model in float32 whose own implementations of attention differ.
+
+        They differ where the model, such as PaliGemma, has another mask than a causal one.
+
+        Args:
+            ids: ``[1, length]`` token ids.
+            expected: ``[length, vocab]`` logits of its own forward pass, with eager attention.
+
+        Raises:
+            UnsupportedModelError: they differ.
+        """
+        try:
+            logits = self._logits(ids, "sdpa")
+        except Exception:  # not every family has both
+            return
+        self._check(relative_errors(logits, expected).max().item(), "with other attention kernels")
 
     @torch.inference_mode()
     def learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
@@ -117,21 +142,24 @@ class Checks:
             UnsupportedModelError: they differ.
         """
         errors = self._errors(packed, tokens, expected)
-        is_exact = packed.dtype == torch.float32
-        deviation = (errors.max() if is_exact else errors.median()).item()
-        if not deviation <= (_EXACT_TOLERANCE if is_exact else _ROUGH_TOLERANCE):
+        if packed.dtype == torch.float32:
+            self._check(errors.max().item(), "in packed form")
+        else:
+            self._check(errors.median().item(), "in packed form", _ROUGH_TOLERANCE)
+
+    def _check(self, deviation: float, how: str, tolerance: float = _EXACT_TOLERANCE) -> None:
+        if not deviation <= tolerance:
             raise UnsupportedModelError(
                 self.role,
-                f"{self.family} gives other logits when computed in packed form "
-                f"(relative error {deviation:.2g}); its attention is not plain causal attention",
+                f"{self.family} gives other logits when computed {how} (relative error "
+                f"{deviation:.2g}); its attention is not plain causal attention",
             )
 
     @torch.inference_mode()
     def _errors(self, packed: PackedModel, tokens: Tensor, expected: Tensor) -> Tensor:
-        """``[length]`` errors of two packed requests, each computed in two chunks.
+        """``[length]`` errors of two packed requests, the larger one of both.
 
-        The error of a position is the root mean square over the vocabulary, the larger one of both
-        requests, relative to the spread of all logits.
+        Each request is computed in two chunks.
         """
         length = len(tokens)
         cache = packed.new_cache(2, length)
@@ -148,11 +176,22 @@ class Checks:
                 part = packed.forward(cache, tokens[start:end].repeat(2), segments, rows)
             assert part is not None
             logits.append(part.flip(0).view(2, count, -1).float())
-        actual = torch.cat(logits, dim=1)
-        finite = expected.isfinite()
-        scale = expected[finite].std().clamp(min=1e-6)
-        errors = torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt()
-        return errors.amax(dim=0) / scale
+        return relative_errors(torch.cat(logits, dim=1), expected).amax(dim=0)
+
+
+def relative_errors(actual: Tensor, expected: Tensor) -> Tensor:
+    """Errors of logits, as root mean squares over the vocabulary.
+
+    Args:
+        actual: ``[..., length, vocab]``.
+        expected: ``[length, vocab]``; entries that are not finite are left out.
+
+    Returns:
+        ``[..., length]`` relative to the spread of all expected logits.
+    """
+    finite = expected.isfinite()
+    scale = expected[finite].std().clamp(min=1e-6)
+    return torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt() / scale
 
 
 def check_structure(checks: Checks, layers: list[LayerShape], ids: Tensor, is_native: bool) -> None:
@@ -170,6 +209,7 @@ def check_structure(checks: Checks, layers: list[LayerShape], ids: Tensor, is_na
     part = FloatCopy(checks.model, ids)
     own = Checks(part.model, checks.role)
     expected = own.own_logits(part.ids)
+    own.compare_implementations(part.ids, expected)
     native = native_decoder(part.model, even_if_slow=True) if is_native else None
     packed = PackedModel(
         own.role,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from draftwise.errors import UnsupportedModelError
@@ -25,12 +26,13 @@ def context_length(
         UnsupportedModelError: the requested context is longer than the model's, or none is
             requested and the configuration has none.
     """
+    text = config.get_text_config()
     known = next(
         (
             value
             for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
             # XLNet has -1 for no limit.
-            if isinstance(value := getattr(config, name, None), int) and value > 0
+            if isinstance(value := getattr(text, name, None), int) and value > 0
         ),
         None,
     )
@@ -63,12 +65,11 @@ def check_config(config: Any, role: str, max_model_len: int) -> None:
     kind = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(role, f"{kind} has an encoder; only decoder models are served")
-    if getattr(config, "is_causal", True) is False:
+    text = config.get_text_config()
+    if getattr(text, "is_causal", True) is False:
         raise UnsupportedModelError(role, f"{kind} is not causal")
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise UnsupportedModelError(role, f"{kind} shares keys and values between layers")
-    _check_layer_types(config, role, kind)
-    _check_rope(config, role, kind, max_model_len)
+    _check_layer_types(text, role, kind)
+    _check_rope(text, role, kind, max_model_len)
 
 
 def check_attention(model: Any, role: str) -> None:
@@ -107,8 +108,25 @@ def _check_layer_types(config: Any, role: str, kind: str) -> None:
             )
 
 
+def rope_parameters(config: Any) -> list[Mapping[str, Any]]:
+    """The settings of a model's rotary embeddings, which may be one for each type of layers.
+
+    Args:
+        config: the configuration of a text model.
+    """
+    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = [each for each in parameters.values() if isinstance(each, Mapping)]
+    return nested or [parameters]
+
+
 def _check_rope(config: Any, role: str, kind: str, max_model_len: int) -> None:
-    parameters = getattr(config, "rope_parameters", None) or {}
+    for parameters in rope_parameters(config):
+        _check_position_scaling(parameters, config, role, kind, max_model_len)
+
+
+def _check_position_scaling(
+    parameters: Mapping[str, Any], config: Any, role: str, kind: str, max_model_len: int
+) -> None:
     rope_type = parameters.get("rope_type", "default")
     if rope_type not in ("dynamic", "longrope"):
         return

@@ -20,6 +20,7 @@ from draftwise.models.native.library import (
 )
 from draftwise.models.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are_compressible
 from draftwise.models.quantization import quantized_matrix
+from draftwise.models.support import rope_parameters
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _MIB = 2**20
@@ -106,7 +107,7 @@ def why_not_native(model: nn.Module, even_if_slow: bool = False) -> str | None:
         return reason
     causal: Any = model
     spec = decoder_spec(model)
-    missing = _missing_feature(spec, causal.config)
+    missing = _missing_feature(spec, causal.config.get_text_config())
     if missing is not None or even_if_slow or not is_large(model):
         return missing
     return _why_not_large(spec, weight)
@@ -148,7 +149,7 @@ def lacks_instructions() -> bool:
 
 
 def _weight(model: Any) -> torch.Tensor:
-    weight: torch.Tensor = model.model.embed_tokens.weight
+    weight: torch.Tensor = model.get_input_embeddings().weight
     return weight
 
 
@@ -180,10 +181,10 @@ def _stored_bits(
 
 def _missing_feature(spec: DecoderSpec, config: Any) -> str | None:
     """A feature of the layers that the kernels do not support, as a clause; ``None`` if none."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope_type = rope.get("rope_type", "default")
-    if rope_type in _LENGTH_DEPENDENT_ROTARY:
-        return f"its rotary embedding is {rope_type}, which the native kernels do not have"
+    for rope in rope_parameters(config):
+        rope_type = rope.get("rope_type", "default")
+        if rope_type in _LENGTH_DEPENDENT_ROTARY:
+            return f"its rotary embedding is {rope_type}, which the native kernels do not have"
     return _missing_in_layers(spec)
 
 
