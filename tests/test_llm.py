@@ -353,7 +353,7 @@ class TestMemory:
 
 def test_a_mapping_with_unknown_keys(models):
     with pytest.raises(InvalidParameterError) as caught:
-        build(models, {"model": "d", "draft_tensor_parallel_size": 1})
+        build(models, {"model": "d", "draft_tensor_parallel_size": 2})
     assert caught.value.field == "speculation.draft_tensor_parallel_size"
 
 

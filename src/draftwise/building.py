@@ -31,6 +31,7 @@ from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.files import find_exit
 from draftwise.models.exits.loading import check_exits, load_exit
 from draftwise.models.heads.loading import (
+    check_head_kind,
     find_named_head,
     is_bundled_or_local_head,
     load_head,
@@ -45,6 +46,7 @@ from draftwise.models.loading import (
     match_vocabulary,
     split_name,
 )
+from draftwise.models.mtp import refuse_mtp
 from draftwise.policies import Policy, policy_class
 from draftwise.policies.registry import check_companion_is_asked
 from draftwise.profiling.latency import check_latency, measure_latency
@@ -164,10 +166,13 @@ class EngineBuilder:
                 raise _is_a_head(name, role)
             return loaded[full_name]
 
+        refuse_mtp(self.target.name, speculation.draft_names, speculation.method)
         draft = companion = None
         needs_draft = policy_class(speculation.policy_name).needs_draft
         draft_model = draft_model_name(speculation)
         if needs_draft and draft_model is not None:
+            if speculation.method is not None:
+                check_head_kind(draft_model, speculation.method)
             draft = small_model(draft_model, "draft")
         quantization = speculation.companion_quantization
         if quantization is not None:

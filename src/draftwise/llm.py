@@ -24,6 +24,7 @@ from draftwise.engine.suffix.loading import tokenizer_fingerprint
 from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
 from draftwise.models.host_memory import return_free_memory
 from draftwise.models.loading import LoadedModel, weight_types
+from draftwise.models.mtp import refuse_mtp
 from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
@@ -127,6 +128,9 @@ class LLM:
         if on_status is not None and not callable(on_status):
             raise InvalidParameterError("on_status", f"must be callable, got {shown(on_status)}")
         resolved_device = resolve_device(device)
+        if speculation is not None:
+            # Before the target is loaded, which may take long.
+            refuse_mtp(target, speculation.draft_names, speculation.method)
 
         builder = EngineBuilder(
             target,

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core.formats import MODEL_FREE_DRAFTS, QUANTIZATIONS, draft_parts
+from draftwise.core.formats import (
+    HEAD_METHODS,
+    MODEL_FREE_DRAFTS,
+    MTP_METHOD,
+    QUANTIZATIONS,
+    draft_parts,
+)
 from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 from draftwise.values import (
@@ -26,6 +32,7 @@ from draftwise.values import (
     shown,
     text_name,
 )
+from draftwise.vllm_keys import translated
 
 MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_WIDTH = 8
@@ -33,8 +40,6 @@ MAX_TREE_WIDTH = 8
 MAX_CORPUS_TOKENS = 2**30
 # The companion name "draft:int8" means the draft model with quantised weights.
 _DRAFT_ITSELF = "draft:"
-# Keys of vLLM's --speculative-config and the corresponding field names.
-_ALIASES = {"model": "draft"}
 _DEFAULT_DRAFT = "suffix"
 
 
@@ -122,6 +127,8 @@ class SpeculationConfig:
         verification: ``"block"`` for block verification, which accepts more tokens, or ``"token"``
             for token-by-token verification. Both are lossless. Lenience below 1 always uses
             ``"token"``.
+        method: kind of head that the draft must be, ``"eagle"`` or ``"eagle3"``, as vLLM names it;
+            ``None`` for any draft. Draftwise recognises heads by their files.
 
     Raises:
         InvalidParameterError: a value is out of range.
@@ -140,14 +147,24 @@ class SpeculationConfig:
     corpus: str | Sequence[str] = ()
     corpus_tokens: int = 1_000_000
     remember_outputs: bool = False
+    method: str | None = None
 
     def __post_init__(self) -> None:
+        # MTP is refused when the target is known, with what its files say of it.
+        methods = (None, *HEAD_METHODS, MTP_METHOD)
+        if not isinstance(self.method, str | None) or self.method not in methods:
+            known = " or ".join(map(repr, HEAD_METHODS))
+            raise InvalidParameterError("method", f"must be {known}, got {shown(self.method)}")
         if self.draft is not None:
             given = path_names("draft", self.draft, "model")
             names = tuple(part for each in given for part in draft_parts(each))
             if not names:
                 raise InvalidParameterError("draft", "must name at least one draft")
             set_fields(self, draft=names[0] if len(names) == 1 else names)
+        if self.method in HEAD_METHODS and set(self.draft_names) <= {*MODEL_FREE_DRAFTS}:
+            raise InvalidParameterError(
+                "draft", f"must name a head, as the method is {self.method!r}"
+            )
         set_fields(
             self,
             corpus=path_names("corpus", self.corpus, "file"),
@@ -221,31 +238,15 @@ class SpeculationConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:
-        """Build from external input, which may use vLLM's key names.
+        """Build from external input, which may use the keys of vLLM's ``--speculative-config``.
 
-        ``model`` is an alias of ``draft``. ``method`` may be ``"draft_model"``, or ``"ngram"`` or
-        ``"suffix"``, which draft without a model. Unknown keys raise
-        :class:`InvalidParameterError`.
+        ``model`` is an alias of ``draft``. ``method`` may be ``"draft_model"``, ``"eagle"`` or
+        ``"eagle3"`` with a model, or ``"ngram"`` or ``"suffix"``, which draft without one. Other
+        keys of vLLM are accepted with values that say what Draftwise does anyway. Unknown keys
+        raise :class:`InvalidParameterError`.
         """
-        values = dict(values)
-        method = values.pop("method", "draft_model")
-        if method not in ("draft_model", *MODEL_FREE_DRAFTS):
-            known = ", ".join(f"'{each}'" for each in MODEL_FREE_DRAFTS)
-            raise InvalidParameterError(
-                "speculation.method", f"must be 'draft_model', {known}; got {shown(method)}"
-            )
-        for theirs, ours in _ALIASES.items():
-            if theirs in values:
-                if ours in values:
-                    raise InvalidParameterError(
-                        f"speculation.{theirs}", f"is an alias of {ours!r}; give only one of them"
-                    )
-                values[ours] = values.pop(theirs)
+        values = translated(values)
         refuse_unknown_keys("speculation", values, (item.name for item in fields(cls)))
-        if method != "draft_model" and values.setdefault("draft", method) != method:
-            raise InvalidParameterError(
-                "speculation.draft", f"cannot be combined with the method {method!r}; give one"
-            )
         return cls(**values)
 
 

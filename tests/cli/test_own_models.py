@@ -127,6 +127,15 @@ def test_chat_with_own_models(command, monkeypatch, named):
     assert "6 tokens" in out
 
 
+def test_generate_with_settings_of_vllm(command, models):
+    vllms = {"method": "draft_model", "model": models.folder(RECIPES["draft"]), "policy": "fixed"}
+    named = ("--target", "OWN:target", "--speculative-config", json.dumps(vllms), "--compare")
+    status, _, err = command("generate", "a bed", "--max-tokens", "6", "--json", *named)
+    assert status == 0
+    assert f"draft   {vllms['model']}" in err
+    assert "fixed" in err
+
+
 def test_errors_in_a_chat_name_flags(command, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("deaf " * 60 + "\n"))
     status, out, _ = command("chat", "OWN:target")

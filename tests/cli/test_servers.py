@@ -43,6 +43,7 @@ def test_an_empty_key_of_the_environment_is_refused(refusal, monkeypatch, key):
         ("--companion", "zoo:companion"),
         ("--policy", "fixed"),
         ("--num-speculative-tokens", "5"),
+        ("--speculative-config", "{}"),
         ("--dtype", "float32"),
         ("--max-model-len", "512"),
         ("--chat-template", "template.jinja"),
@@ -51,6 +52,28 @@ def test_an_empty_key_of_the_environment_is_refused(refusal, monkeypatch, key):
 def test_options_of_a_loaded_model_are_refused_with_a_server(refusal, option):
     message = refusal(*SERVER, *option)
     assert f"{option[0]}: cannot be used with --server" in message
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+def test_other_options_beside_the_whole_configuration(refusal, command):
+    first = {"generate": ("a", "--target")}.get(command, ())
+    arguments = (command, *first, "zoo:target", "--speculative-config", '{"method": "suffix"}')
+    for option in (("--draft", "none"), ("--num-speculative-tokens", "4"), ("--policy", "none")):
+        message = refusal(*arguments, *option)
+        assert f"--speculative-config: cannot be combined with {option[0]}; set" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("serve", "zoo:target"), marks=pytest.mark.slow),
+        ("chat", "zoo:target"),
+        ("generate", "a", "--target", "zoo:target"),
+    ],
+)
+def test_drafts_of_the_targets_own_layers(refusal, arguments):
+    message = refusal(*arguments, "--speculative-config", '{"method": "deepseek_mtp"}')
+    assert "'zoo:target' has none, and Draftwise does not run MTP layers yet" in message
 
 
 def test_a_key_that_is_not_ascii_is_refused(refusal):

@@ -220,6 +220,35 @@ def test_heads_of_other_targets_are_refused(models, head, target, message):
     assert "\n" not in caught.value.message
 
 
+def test_a_head_with_the_configuration_of_its_target_is_named_as_in_vllm(models):
+    """It drafts as the same head with a configuration of its own."""
+    copied = HEAD.changed(settings={"num_hidden_layers": 2})
+    texts, num_accepted = [], []
+    for head in (HEAD, copied):
+        vllms = {"method": "eagle", "model": head_folder(models, head), "num_speculative_tokens": 3}
+        llm = LLM(models.folder(FLAT), {**vllms, "policy": "fixed"}, dtype="float32")
+        outputs = llm.generate(PROMPTS, params(len(PROMPTS)))
+        texts.append([output.token_ids for output in outputs])
+        num_accepted.append([output.speculation.num_accepted for output in outputs])
+    assert texts[0] == texts[1]
+    assert num_accepted[0] == num_accepted[1]
+    assert sum(num_accepted[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("eagle3", "is a head of EAGLE-1 or EAGLE-2, and the method is 'eagle3'; set 'eagle'"),
+        ("eagle", "is no head, for which the method is 'eagle'; leave out the method"),
+    ],
+)
+def test_drafts_of_another_kind_than_the_method_are_refused(models, method, message):
+    draft = models.folder(TARGET) if method == "eagle" else head_folder(models, HEAD)
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        LLM(models.folder(TARGET), {"method": method, "model": draft}, dtype="float32")
+    assert caught.value.field == "draft"
+
+
 def test_a_target_without_a_known_final_norm_is_refused(models, monkeypatch):
     monkeypatch.setattr(hidden_states, "_FINAL_NORMS", ())
     with pytest.raises(UnsupportedModelError, match="final norm of a llama target is not found"):

@@ -107,6 +107,7 @@ def test_arguments_with_both_sources():
         ({"extra_arguments": ("--worker-cls=mine",)}, "--worker-cls=mine"),
         ({"draft": "none"}, "draft"),
         ({"draft": "suffix,none"}, "draft"),
+        ({"draft": "deepseek_mtp"}, "draft"),
         ({"settings": VllmSettings(policy="fixed", companion="c")}, "draftwise.companion"),
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),

@@ -22,13 +22,19 @@ from draftwise.cli.common_options import (
     NumSpeculativeTokens,
     PolicyName,
     Profile,
+    SpeculativeConfig,
     Temperature,
     TopP,
     TrustRemoteCode,
 )
 from draftwise.cli.defaults import speculation_of
 from draftwise.cli.flags import name_flags, was_given
-from draftwise.cli.option_values import check_max_tokens, read_chat_template, set_chat_template
+from draftwise.cli.option_values import (
+    check_max_tokens,
+    parse_speculative_config,
+    read_chat_template,
+    set_chat_template,
+)
 from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -42,6 +48,7 @@ _OF_A_LOADED_MODEL = (
     "num_speculative_tokens",
     "profile",
     "latency_profile",
+    "speculative_config",
     "chat_template",
     "dtype",
     "device",
@@ -78,6 +85,7 @@ def chat(
     num_speculative_tokens: NumSpeculativeTokens = 5,
     profile: Profile = None,
     latency_profile: LatencyProfile = None,
+    speculative_config: SpeculativeConfig = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 512,
     temperature: Temperature = 0.7,
     top_p: TopP = 1.0,
@@ -131,6 +139,7 @@ def chat(
                     "latency_profile": latency_profile,
                     "num_speculative_tokens": num_speculative_tokens,
                 },
+                parse_speculative_config(speculative_config),
             )
             with console.status(f"loading {target} …"):
                 llm = LLM(

@@ -106,6 +106,15 @@ TreeWidth = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        help="All settings of speculation as one JSON object, which may have the keys of vLLM's "
+        "option of this name; in place of --draft and the other options.",
+        metavar="JSON",
+        rich_help_panel=SPECULATION,
+    ),
+]
 Verification = Annotated[
     str,
     typer.Option(

@@ -158,7 +158,10 @@ def choose_models(
 
 
 def speculation_of(
-    context: typer.Context, draft: str | None, settings: Mapping[str, Any]
+    context: typer.Context,
+    draft: str | None,
+    settings: Mapping[str, Any],
+    whole: SpeculationConfig | None = None,
 ) -> SpeculationConfig | None:
     """Build the speculation settings of a command; ``None`` without a draft.
 
@@ -166,13 +169,25 @@ def speculation_of(
         context: context of the command.
         draft: name of the draft; ``None`` or ``"none"`` for target-only decoding.
         settings: the other arguments of :class:`~draftwise.speculation.SpeculationConfig`.
+        whole: all settings, where one option has them in place of ``draft`` and ``settings``.
 
     Raises:
         InvalidParameterError: a setting is out of range, or there is no draft or no draft model
-            and an option was given that has no effect without one.
+            and an option was given that has no effect without one, or an option was given beside
+            that of all settings.
     """
     from draftwise.speculation import SpeculationConfig
 
+    if whole is not None:
+        others = [name for name in ("draft", *_DRAFT_OPTIONS) if name not in _MODEL_OPTIONS]
+        double = [flag_of(context.command, name) for name in others if was_given(context, name)]
+        if double:
+            flags = ", ".join(map(str, double))
+            raise InvalidParameterError(
+                "speculative_config",
+                f"cannot be combined with {flags}; set the same in the JSON object",
+            )
+        draft = ",".join(whole.draft_names)
     if draft is None or draft == NO_DRAFT:
         refuse_without_draft(context)
         return None
@@ -182,7 +197,7 @@ def speculation_of(
             raise InvalidParameterError(
                 "draft", f"must contain a model, got {draft!r}; {_need(useless)} a draft model"
             )
-    return SpeculationConfig(draft, **settings)
+    return SpeculationConfig(draft, **settings) if whole is None else whole
 
 
 def refuse_without_draft(context: typer.Context) -> None:

@@ -29,6 +29,7 @@ from draftwise.cli.common_options import (
     PolicyName,
     PolicyOption,
     Profile,
+    SpeculativeConfig,
     Target,
     Temperature,
     TopK,
@@ -44,6 +45,7 @@ from draftwise.cli.option_values import (
     check_max_tokens,
     parse_lenience,
     parse_policy_options,
+    parse_speculative_config,
     read_chat_template,
     set_chat_template,
 )
@@ -94,6 +96,7 @@ def generate(
     profile: Profile = None,
     latency_profile: LatencyProfile = None,
     corpus: Corpus = None,
+    speculative_config: SpeculativeConfig = None,
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of generated tokens.", rich_help_panel=SAMPLING)
     ] = 128,
@@ -172,6 +175,10 @@ def generate(
         logprobs=logprobs,
         structured_outputs=read_schema(json_schema),
     )
+    whole = parse_speculative_config(speculative_config)
+    if whole is not None:
+        draft = draft or ",".join(whole.draft_names)
+        companion = companion or whole.companion
     models = choose_models(Zoo(), target, draft, companion)
     speculation = speculation_of(
         context,
@@ -188,6 +195,7 @@ def generate(
             "verification": verification,
             "corpus": tuple(corpus or ()),
         },
+        whole,
     )
     if compare:
         models.require_draft("--compare compares speculative with target-only decoding")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.llm import LLM
+    from draftwise.speculation import SpeculationConfig
 
 
 def parse_policy_options(given: Sequence[str]) -> dict[str, Any]:
@@ -32,6 +34,29 @@ def parse_policy_options(given: Sequence[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             options[key] = value
     return options
+
+
+def parse_speculative_config(text: str | None) -> SpeculationConfig | None:
+    """Parse the JSON object of ``--speculative-config``; ``None`` if it was not given.
+
+    Raises:
+        InvalidParameterError: it is no JSON object, or a key or a value is not supported.
+    """
+    if text is None:
+        return None
+    from draftwise.speculation import SpeculationConfig
+
+    field = "speculative_config"
+    values: object = None
+    with suppress(ValueError, RecursionError):
+        values = json.loads(text)
+    if not isinstance(values, dict):
+        raise InvalidParameterError(field, f"must be a JSON object, got {text!r}")
+    try:
+        return SpeculationConfig.from_dict(values)
+    except InvalidParameterError as error:
+        key = error.field.removeprefix("speculation.")
+        raise InvalidParameterError(field, f"{key!r}: {error.message}") from error
 
 
 def parse_lenience(text: str) -> float | dict[int, float]:

@@ -28,12 +28,18 @@ from draftwise.cli.common_options import (
     PolicyOption,
     Profile,
     RememberOutputs,
+    SpeculativeConfig,
     TreeWidth,
     TrustRemoteCode,
     Verification,
 )
 from draftwise.cli.defaults import speculation_of
-from draftwise.cli.option_values import parse_lenience, parse_policy_options, read_chat_template
+from draftwise.cli.option_values import (
+    parse_lenience,
+    parse_policy_options,
+    parse_speculative_config,
+    read_chat_template,
+)
 from draftwise.errors import InvalidParameterError
 
 _CLIENTS, _NETWORK, _LOGS = "Clients", "Network", "Logs"
@@ -57,6 +63,7 @@ def serve(
     profile: Profile = None,
     latency_profile: LatencyProfile = None,
     corpus: Corpus = None,
+    speculative_config: SpeculativeConfig = None,
     remember_outputs: RememberOutputs = False,
     host: Annotated[str, typer.Option(rich_help_panel=_NETWORK)] = "127.0.0.1",
     port: Annotated[int, typer.Option(rich_help_panel=_NETWORK, min=0, max=65535)] = 8000,
@@ -228,6 +235,7 @@ def serve(
             "corpus": tuple(corpus or ()),
             "remember_outputs": remember_outputs,
         },
+        parse_speculative_config(speculative_config),
     )
     engine = EngineSettings(
         target,

@@ -6,8 +6,19 @@ QUANTIZATIONS = ("int8", "int4")
 # Drafts that need no model. They are also values of vLLM's ``method``.
 MODEL_FREE_DRAFTS = ("ngram", "suffix")
 
+# Kinds of heads, which are also values of vLLM's ``method``.
+HEAD_METHODS = ("eagle", "eagle3")
+
+# vLLM's ``method`` for drafts of MTP layers of the target. Earlier names begin with the family.
+MTP_METHOD = "mtp"
+
 # Beginning of the names of the target's exits, ``target:exit=8``.
 EXIT_PREFIX = "target:exit"
+
+
+def is_mtp(name: str) -> bool:
+    """Whether a name is one of vLLM's for drafts of MTP layers, such as ``"deepseek_mtp"``."""
+    return name == MTP_METHOD or name.endswith(f"_{MTP_METHOD}")
 
 
 def draft_parts(draft: str) -> tuple[str, ...]:

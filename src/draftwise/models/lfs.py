@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from draftwise.errors import ModelNotFoundError
+from draftwise.models.tensor_names import INDEX, SAFE_FILES
 
 # First line of every pointer, according to the specification of Git LFS.
 _FIRST_LINE = b"version https://git-lfs.github.com/spec/v1"
-_INDEX = "model.safetensors.index.json"
-_SAFE, _PICKLED = "*.safetensors", ("*.bin", "*.pt")
+_PICKLED = ("*.bin", "*.pt")
 # What is read beside the weights: configurations, tokenizers and chat templates.
 _OTHERS = ("*.json", "*.model", "*.jinja", "*.txt")
 
@@ -57,7 +57,7 @@ def _weights(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         return [folder / name for name in sorted(set(index["weight_map"].values()))]
-    safe = sorted(folder.glob(_SAFE))
+    safe = sorted(folder.glob(SAFE_FILES))
     return safe or sorted(file for pattern in _PICKLED for file in folder.glob(pattern))

@@ -10,6 +10,8 @@ from typing import Any
 
 from draftwise.errors import UnsupportedModelError
 
+# What to use in place of a draft that Draftwise does not run.
+INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"
 # What ``speculators`` calls the kinds that Draftwise runs.
 RUN_BY_DRAFTWISE = ("eagle", "eagle3")
 _SPECULATORS = {
@@ -94,8 +96,7 @@ def other_draft(kind: str, name: str, role: str) -> UnsupportedModelError:
     """The error for a draft of a kind that Draftwise does not run."""
     remedy = {
         "target": "is no model of its own; name the model that it drafts for",
-        "draft": "is not run by Draftwise yet; use 'suffix', a draft model or an EAGLE-3 head of "
-        "the target instead",
+        "draft": f"is not run by Draftwise yet; {INSTEAD}",
     }
     reason = remedy.get(role, "is no model of its own; name a model")
     return UnsupportedModelError(role, f"{name!r} is a draft of the kind {kind}, which {reason}")

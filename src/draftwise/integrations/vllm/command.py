@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.core.formats import MODEL_FREE_DRAFTS
+from draftwise.core.formats import MODEL_FREE_DRAFTS, is_mtp
 from draftwise.errors import InvalidParameterError
 from draftwise.integrations.vllm.compatibility import installed, vllm_version
 from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
@@ -97,6 +97,12 @@ class ServeCommand:
                 raise InvalidParameterError(
                     name, f"{model!r} is an exit of the target, which vLLM cannot run"
                 )
+        if self._model and is_mtp(self._model):
+            raise InvalidParameterError(
+                "draft",
+                f"{self._model!r} drafts with layers of the target, which vLLM runs without "
+                "Draftwise: vllm serve --speculative-config",
+            )
         if self._model and names_head(self._model):
             raise InvalidParameterError(
                 "draft",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,10 +26,11 @@ from draftwise.models.heads.weights import HeadWeights, check_head_weights, is_h
 from draftwise.models.hub import cached_config, find_on_hub, has_tokenizer
 from draftwise.models.lfs import refuse_lfs_pointers
 from draftwise.models.other_drafts import refuse_other_draft_in
+from draftwise.models.tensor_names import SAFE_FILES, tensor_names
 
 _ROLE = "draft"
-_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
-_SAFE, _PICKLED = "*.safetensors", ("*.bin", "*.pt")
+_CONFIG = "config.json"
+_PICKLED = ("*.bin", "*.pt")
 
 
 def find_head(location: str) -> Path | None:
@@ -66,7 +67,7 @@ def find_head(location: str) -> Path | None:
             return None
         try:
             location = snapshot_download(
-                location, allow_patterns=[_CONFIG, TRAINING_FILE, _SAFE, *_PICKLED]
+                location, allow_patterns=[_CONFIG, TRAINING_FILE, SAFE_FILES, *_PICKLED]
             )
         except (HfHubHTTPError, OSError) as error:
             raise ModelNotFoundError(
@@ -137,14 +138,8 @@ def _is_head(folder: Path) -> bool:
 
 def _tensor_names(folder: Path) -> Iterator[str]:
     """The names of a folder's tensors. Files that cannot be read have none."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        yield from json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return
-    files = sorted(folder.glob(_SAFE))
-    for file in files:
-        with suppress(SafetensorError, OSError), safe_open(file, framework="pt") as tensors:
-            yield from tensors.keys()
-    if not files:
+    yield from tensor_names(folder)
+    if not any(folder.glob(SAFE_FILES)):
         for file in _pickled_files(folder):
             with suppress(UnsupportedModelError):
                 # PyTorch maps files of its current format, of which little is read here.
@@ -168,7 +163,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder, from safetensors files or else from pickled ones."""
     tensors: dict[str, Tensor] = {}
-    files = sorted(folder.glob(_SAFE))
+    files = sorted(folder.glob(SAFE_FILES))
     if files:
         for file in files:
             try:

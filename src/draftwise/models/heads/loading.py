@@ -14,7 +14,7 @@ from draftwise.errors import InvalidParameterError, ModelNotFoundError, Unsuppor
 from draftwise.models.fingerprint import tensors_fingerprint
 from draftwise.models.gguf import is_gguf
 from draftwise.models.heads.config import HeadKind
-from draftwise.models.heads.files import find_head, read_head
+from draftwise.models.heads.files import find_head, read_head, read_head_config
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.origin import warn_of_other_target
 from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
@@ -55,6 +55,34 @@ def is_bundled_or_local_head(name: str, role: str) -> bool:
     """
     is_known = name.startswith(zoo.PREFIX) or Path(name).expanduser().is_dir()
     return is_known and find_head(locate(name, role)) is not None
+
+
+def check_head_kind(name: str, method: str) -> None:
+    """Refuse a draft that is not a head of the kind that the user named.
+
+    Args:
+        name: the name of the draft.
+        method: ``"eagle"`` or ``"eagle3"``.
+
+    Raises:
+        UnsupportedModelError: it is no head, or one of another kind.
+        ModelNotFoundError: there is no such model.
+        InvalidParameterError: it is a head with a quantisation.
+    """
+    folder = find_named_head(name)
+    if folder is None:
+        raise UnsupportedModelError(
+            "draft",
+            f"{name!r} is no head, for which the method is {method!r}; leave out the method, or "
+            "set 'draft_model'",
+        )
+    kind = read_head_config(folder).kind
+    if kind != method:
+        raise UnsupportedModelError(
+            "draft",
+            f"{name!r} is a head of {kind.label}, and the method is {method!r}; set {str(kind)!r}, "
+            "or leave it out",
+        )
 
 
 def names_head(name: str) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.heads.config import HeadConfig, HeadKind
+from draftwise.models.other_drafts import INSTEAD
 
 _ROLE = "draft"
 # Tensors that drafting does not need, by their last part or their first.
@@ -67,7 +68,7 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
             raise UnsupportedModelError(
                 _ROLE,
                 f"the head has a tensor {name!r}, as those of P-EAGLE, which Draftwise does not "
-                "run yet; use 'suffix', a draft model or an EAGLE-3 head instead",
+                f"run yet; {INSTEAD}",
             )
         if not _is_unused(name):
             tensors[name] = tensor
