@@ -15,7 +15,7 @@ from transformers import (
     AutoModel,
     AutoModelForImageTextToText,
     PreTrainedModel,
-    TimmWrapperConfig,
+    TimmWrapperModel,
 )
 
 from draftwise.errors import UnsupportedModelError
@@ -102,7 +102,7 @@ def _without_timm(role: str) -> Iterator[None]:
     build = AutoModel.from_config
 
     def from_config(config: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(config, TimmWrapperConfig):
+        if AutoModel._model_mapping.get(type(config), None) is TimmWrapperModel:
             return AbsentEncoder(config, role)
         return build(config, *args, **kwargs)
 
