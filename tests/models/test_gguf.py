@@ -10,8 +10,8 @@ from gguf import GGMLQuantizationType as Type
 
 from draftwise import LLM, SamplingParams
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
-from draftwise.models import gguf as ours
 from draftwise.models.attention import Segment
+from draftwise.models.gguf import blocks as ours
 from draftwise.models.loading import load_model
 from draftwise.models.native import suitability
 from draftwise.models.native.grouped import IN_GROUPS
@@ -100,7 +100,7 @@ def test_blocks_equal_those_of_the_library(kind):
     for at in (0, 2, 208):  # where a block may have a float16 number, which must be finite
         if at + 2 <= num_bytes:
             view[:, :, at : at + 2] = halves[:, :, :1].view(np.uint8)
-    matrix = ours._matrix(kind, blocks)
+    matrix = ours.matrix_of_blocks(kind, blocks)
     expected = gguf.quants.dequantize(blocks, Type[kind])
     assert expected.shape == (6, 5 * num_numbers)
     np.testing.assert_allclose(matrix.dequantize().numpy(), expected, rtol=1e-5, atol=1e-6)
@@ -110,8 +110,8 @@ def test_blocks_equal_those_of_the_library(kind):
 
 
 def test_types_without_integers_are_expanded():
-    assert ours._matrix("IQ4_NL", np.zeros((2, 18), dtype=np.uint8)) is None
-    assert ours._matrix("F32", np.zeros(8, dtype=np.uint8)) is None
+    assert ours.matrix_of_blocks("IQ4_NL", np.zeros((2, 18), dtype=np.uint8)) is None
+    assert ours.matrix_of_blocks("F32", np.zeros(8, dtype=np.uint8)) is None
 
 
 @torch.inference_mode()
