@@ -34,10 +34,14 @@ LAYER = {
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
-def write_gguf(path, model, kinds=(Type.Q8_0,), architecture="llama"):
+def write_gguf(
+    path, model, kinds=(Type.Q8_0,), architecture="llama", kind=None, merges=True, part_tensors=0
+):
     """Write a Llama as llama.cpp's converter does; the linear layers use the kinds in turn."""
     config, weights = model.config, dict(model.named_parameters())
-    writer = gguf.GGUFWriter(str(path), architecture)
+    writer = gguf.GGUFWriter(str(path), architecture, split_max_tensors=part_tensors)
+    if kind is not None:
+        writer.add_type(kind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -53,30 +57,34 @@ def write_gguf(path, model, kinds=(Type.Q8_0,), architecture="llama"):
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["a", "b", "ab", *(f"t{at}" for at in range(3, config.vocab_size))])
     writer.add_token_types([1] * config.vocab_size)
-    writer.add_token_merges(["a b"])
+    if merges:
+        writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_eot_token_id(2)
 
-    def add(name, parameter, kind=None):
+    def add(name, parameter, stored=None):
         data = weights[parameter].detach().float().numpy()
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         count = heads.get(name.split(".")[-2])
         if count:  # the numbers that are rotated together are stored next to each other
             rows = data.reshape(count, 2, -1, data.shape[1])
             data = rows.swapaxes(1, 2).reshape(data.shape)
-        if kind is None:
+        if stored is None:
             writer.add_tensor(name, np.ascontiguousarray(data))
         else:
-            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+            writer.add_tensor(name, gguf.quants.quantize(data, stored), raw_dtype=stored)
 
     add("token_embd.weight", "model.embed_tokens.weight", kinds[0])
     add("output_norm.weight", "model.norm.weight")
     add("output.weight", "lm_head.weight", kinds[0])
     for layer in range(config.num_hidden_layers):
         for at, (name, module) in enumerate(LAYER.items()):
-            kind = kinds[at % len(kinds)]
-            add(f"blk.{layer}.{name}.weight", f"model.layers.{layer}.{module}.weight", kind)
+            add(
+                f"blk.{layer}.{name}.weight",
+                f"model.layers.{layer}.{module}.weight",
+                kinds[at % len(kinds)],
+            )
         for name, module in NORMS.items():
             add(f"blk.{layer}.{name}.weight", f"model.layers.{layer}.{module}.weight")
     writer.write_header_to_file()
@@ -174,6 +182,20 @@ def test_other_files_and_missing_ones(tmp_path):
         LLM(str(other))
     with pytest.raises(ModelNotFoundError, match="there is no file"):
         LLM(str(tmp_path / "none.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"kind": "adapter"}, "is a LoRA adapter; merge it"),
+        ({"architecture": "clip", "kind": "mmproj"}, "is an encoder of images"),
+        ({"merges": False}, "has no tokenizer.ggml.merges"),
+    ],
+)
+def test_files_without_a_usable_model(tmp_path, settings, reason):
+    path = write_gguf(tmp_path / "odd.gguf", RECIPE.build(), **settings)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        LLM(str(path))
 
 
 def test_missing_packages(file, monkeypatch):

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from huggingface_hub import constants, get_session, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_session,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from draftwise import zoo
 from draftwise.errors import ModelNotFoundError
@@ -73,6 +80,54 @@ def find_on_hub(name: str, role: str) -> str:
             f"bundled one: {', '.join(f'zoo:{known}' for known in zoo.names())}",
         )
     return str(Path(cached).parent)
+
+
+def list_files(repository: str, role: str) -> list[str]:
+    """Names of the files of a repository, or of those in the local cache without a network.
+
+    Args:
+        repository: a hub id.
+        role: the model's role; named in errors.
+
+    Raises:
+        ModelNotFoundError: there is no such repository, or the hub cannot be reached and nothing
+            of it is in the local cache.
+    """
+    obstacle = _obstacle()
+    try:
+        if obstacle is None:
+            return list(HfApi().list_repo_files(repository))
+        folder = Path(snapshot_download(repository, local_files_only=True))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        reason = obstacle or str(error).strip().splitlines()[0]
+        raise ModelNotFoundError(
+            role,
+            f"{repository!r} is not in the local cache ({constants.HF_HUB_CACHE}), and {reason}",
+        ) from error
+    return [each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()]
+
+
+def fetch_file(repository: str, file: str, role: str) -> Path:
+    """A file of a repository, from the local cache or fetched into it.
+
+    Args:
+        repository: a hub id.
+        file: name of the file within it.
+        role: the model's role; named in errors.
+
+    Raises:
+        ModelNotFoundError: the file cannot be fetched.
+    """
+    cached = try_to_load_from_cache(repository, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        return Path(hf_hub_download(repository, file))
+    except Exception as error:  # depends on the HTTP library that huggingface_hub uses
+        reason = str(error).strip().splitlines()[0]
+        raise ModelNotFoundError(role, f"cannot fetch {file!r} of {repository!r}: {reason}") from (
+            error
+        )
 
 
 def _obstacle() -> str | None:

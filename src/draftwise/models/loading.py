@@ -30,7 +30,7 @@ from draftwise.models.adapters import hub_adapter, refuse_adapter
 from draftwise.models.attention_interface import ATTENTION_NAME
 from draftwise.models.fast_path import slow_path
 from draftwise.models.fingerprint import model_fingerprint
-from draftwise.models.gguf import GgufFile, is_gguf
+from draftwise.models.gguf import GgufFile, find_gguf, is_gguf
 from draftwise.models.hub import cached_config, find_on_hub, has_tokenizer
 from draftwise.models.lfs import refuse_lfs_pointers
 from draftwise.models.native.library import library_for
@@ -320,7 +320,7 @@ def _open_source(name: str, role: str, trust_remote_code: bool) -> Iterator[_Sou
     """
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if is_gguf(name):
-        file = GgufFile(name, role)
+        file = GgufFile(find_gguf(name, role), role)
         options["gguf_file"] = file.path.name
         with file.read_by_transformers():
             yield _Source(name, role, str(file.path.parent), options, file)

@@ -5,6 +5,7 @@ native kernels compute with the integers and scales of the file's blocks
 (:mod:`draftwise.models.gguf.blocks`).
 """
 
-from draftwise.models.gguf.file import GgufFile, is_gguf
+from draftwise.models.gguf.file import GgufFile
+from draftwise.models.gguf.names import find_gguf, is_gguf
 
-__all__ = ["GgufFile", "is_gguf"]
+__all__ = ["GgufFile", "find_gguf", "is_gguf"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.gguf.blocks import matrix_of_blocks
 from draftwise.models.imports import quiet_import
+from draftwise.models.lfs import refuse_lfs_pointer
 from draftwise.models.quantization import QuantizedMatrix, keep_quantized
 
-SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
 # Names of a linear layer's weight in a file, by the last part of the module's name.
 _TENSORS = {
@@ -38,54 +38,70 @@ _NUM_COMPARED = 100  # outputs of a matrix that are compared
 _END_TOKENS = ("eos", "eot", "eom")
 
 
-def is_gguf(name: str) -> bool:
-    """Whether a model's name is that of a GGUF file."""
-    return name.endswith(SUFFIX)
-
-
 class GgufFile:
-    """A GGUF file whose header was read once.
+    """A model in a GGUF file, or in several, whose headers were read once.
 
     Reading the header of a file with a vocabulary of 262,144 tokens takes seconds.
 
     Attributes:
-        path: the file.
+        path: the file, or the first of several.
     """
 
-    def __init__(self, name: str, role: str) -> None:
+    def __init__(self, files: Sequence[Path], role: str) -> None:
         """Read the header, and check that the file is complete.
 
         Args:
-            name: path of the file.
+            files: the file, or all parts of a model in several files, in order.
             role: the model's role; named in errors.
 
         Raises:
-            ModelNotFoundError: there is no such file.
-            UnsupportedModelError: the file is not a GGUF file, or it is truncated.
+            UnsupportedModelError: a file is not a GGUF file, it is truncated, or it contains
+                something else than a model.
+            ModelNotFoundError: a file is a pointer of Git LFS.
             InvalidParameterError: the packages that read GGUF files are not installed.
         """
-        self.path = Path(name).expanduser()
+        self.path = files[0]
         self._role = role
-        if not self.path.is_file():
-            raise ModelNotFoundError(role, f"there is no file {name!r}")
-        try:
-            with self.path.open("rb") as file:
-                is_gguf = file.read(len(_MAGIC)) == _MAGIC
-        except OSError as error:
-            reason = error.strerror or error
-            raise UnsupportedModelError(role, f"cannot read {name!r}: {reason}") from error
-        if not is_gguf:
-            raise UnsupportedModelError(role, f"{name!r} is not a GGUF file")
-        try:
-            self._reader = _read_header(self.path)
-        except ImportError as error:
-            raise InvalidParameterError(
-                role, f"{name!r} needs two packages: pip install 'draftwise[gguf]' ({error})"
-            ) from error
-        except Exception as error:  # a broken file can make the library raise anything
+        readers = [_read(each, role) for each in files]
+        self._reader = readers[0]
+        for reader in readers[1:]:
+            self._reader.tensors.extend(reader.tensors)
+        self._check_contents()
+
+    def _check_contents(self) -> None:
+        """Refuse files of other things than models, and incomplete ones."""
+        name = str(self.path)
+        kind, architecture = self._text("general.type"), self._text("general.architecture")
+        if kind == "adapter":
             raise UnsupportedModelError(
-                role, f"{name!r} is truncated or damaged: {_first_line(error)}"
-            ) from error
+                self._role,
+                f"{name!r} is a LoRA adapter; merge it into its model, with llama.cpp's "
+                "llama-export-lora, and use that file",
+            )
+        if architecture == "clip" or kind == "mmproj":
+            raise UnsupportedModelError(
+                self._role,
+                f"{name!r} is an encoder of images for a model; use the file of the model",
+            )
+        expected = self._reader.get_field("split.tensors.count")
+        count = len(self._reader.tensors)
+        if expected is not None and int(expected.contents()) != count:
+            raise UnsupportedModelError(
+                self._role,
+                f"{name!r} and its other parts have {count} of {int(expected.contents())} tensors",
+            )
+        has_tokens = self._reader.get_field("tokenizer.ggml.tokens") is not None
+        is_bpe = self._text("tokenizer.ggml.model") == "gpt2"
+        if has_tokens and is_bpe and self._reader.get_field("tokenizer.ggml.merges") is None:
+            raise UnsupportedModelError(
+                self._role,
+                f"{name!r} has no tokenizer.ggml.merges, which its tokenizer needs; convert the "
+                "model again",
+            )
+
+    def _text(self, key: str) -> str | None:
+        field = self._reader.get_field(key)
+        return None if field is None else str(field.contents())
 
     @contextmanager
     def read_by_transformers(self) -> Iterator[None]:
@@ -149,6 +165,30 @@ class GgufFile:
                 if _equals(candidate, module.weight):
                     keep_quantized(module, candidate)
                     break
+
+
+def _read(path: Path, role: str) -> Any:
+    """The header of a file."""
+    refuse_lfs_pointer(path, role)
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        reason = error.strerror or error
+        raise UnsupportedModelError(role, f"cannot read {name!r}: {reason}") from error
+    if not is_gguf:
+        raise UnsupportedModelError(role, f"{name!r} is not a GGUF file")
+    try:
+        return _read_header(path)
+    except ImportError as error:
+        raise InvalidParameterError(
+            role, f"{name!r} needs two packages: pip install 'draftwise[gguf]' ({error})"
+        ) from error
+    except Exception as error:  # a broken file can make the library raise anything
+        raise UnsupportedModelError(
+            role, f"{name!r} is truncated or damaged: {_first_line(error)}"
+        ) from error
 
 
 def _read_header(path: Path) -> Any:

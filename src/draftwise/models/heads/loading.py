@@ -54,7 +54,7 @@ def is_bundled_or_local_head(name: str, role: str) -> bool:
         ModelNotFoundError: there is no such bundled model, or the folder contains none.
     """
     is_known = name.startswith(zoo.PREFIX) or Path(name).expanduser().is_dir()
-    return is_known and find_head(locate(name, role)) is not None
+    return is_known and not is_gguf(name) and find_head(locate(name, role)) is not None
 
 
 def check_head_kind(name: str, method: str) -> None:
