@@ -5,6 +5,7 @@ Models are loaded once and latencies are measured once for all engines of a targ
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 # transformers changes defaults of the whole process while it loads a model.
 _LOADING = Lock()
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,7 @@ class EngineBuilder:
                 quantization=quantization,
             )
         _warn_of_slow_path(loaded, role)
+        _log(loaded, role)
         return loaded
 
     def _load_head(self, name: str) -> LoadedModel | None:
@@ -375,6 +378,24 @@ class EngineBuilder:
         ]
         small = [model for model in (draft, models.companion) if model is not None]
         return Replicas(specs, [model.fingerprint for model in small])
+
+
+def _log(loaded: LoadedModel, role: str) -> None:
+    """Log what a loaded model is, for ``--verbose``."""
+    tokens = sorted(loaded.eos_token_ids)
+    texts = (
+        map(str, tokens)
+        if loaded.tokenizer is None
+        else (f"{loaded.tokenizer.convert_ids_to_tokens(token)} ({token})" for token in tokens)
+    )
+    _LOG.info(
+        "%s: %r has %d tokens of context and %s; its texts end at %s",
+        role,
+        loaded.name,
+        loaded.max_model_len,
+        str(loaded.model.dtype).removeprefix("torch."),
+        ", ".join(texts) or "no token",
+    )
 
 
 def _warn_of_slow_path(loaded: LoadedModel, role: str) -> None:

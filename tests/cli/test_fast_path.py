@@ -10,7 +10,8 @@ pytestmark = pytest.mark.slow
 
 LINE = (
     "zoo:{name}' does not run on the fast path: there are no native kernels: "
-    "DRAFTWISE_NATIVE is 0; expect passes to take about 4 times as long"
+    "DRAFTWISE_NATIVE is 0; expect passes to take about 4 times as long, and greedy texts may "
+    "depend on the other requests of a batch"
 )
 
 

@@ -75,7 +75,10 @@ def test_the_reason_names_the_unsupported_feature(models, recipe, dtype, reason,
     assert model.native is None
     assert reason in model.slow_path.reason
     assert model.slow_path.slowdown == slowdown
-    assert str(model.slow_path).endswith(f"expect passes to take about {slowdown} times as long")
+    expected = f"expect passes to take about {slowdown} times as long"
+    if dtype != torch.float32:
+        expected += ", and greedy texts may depend on the other requests of a batch"
+    assert str(model.slow_path).endswith(expected)
 
 
 def test_without_kernels_the_reason_is_the_missing_compiler(models, monkeypatch):
@@ -124,7 +127,7 @@ class TestLargeModels:
             model = load(models, Recipe("llama", 32), dtype)
             assert model.native is None
             assert model.slow_path.reason.endswith(missing)
-            assert str(model.slow_path).endswith("what that costs was not measured")
+            assert "what that costs was not measured" in str(model.slow_path)
 
     @pytest.mark.parametrize(
         ("lanes", "missing"), [(4, "a processor with AVX2"), (8, None), (16, None)]

@@ -45,9 +45,13 @@ def test_a_tokenizer_is_loaded_if_present(llama):
 def test_end_of_sequence_tokens(llama, eos, expected):
     edit_config(llama, eos_token_id=7)
     (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
-    assert load(llama).eos_token_ids == expected
+    tokenizer = llama / "tokenizer_config.json"
+    settings = json.loads(tokenizer.read_text()) | {"eos_token": "\n"}
+    tokenizer.write_text(json.dumps(settings))
+    own = load(llama).tokenizer.eos_token_id
+    assert load(llama).eos_token_ids == expected | {7, own}
     (llama / "generation_config.json").unlink()
-    assert load(llama).eos_token_ids == {7}
+    assert load(llama).eos_token_ids == {7, own}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -149,8 +149,11 @@ def test_a_map_is_one_to_one():
         (("a", "b", "<|one|>"), ("a", "b", "<|two|>"), False),
         (("a", "b"), ("b", "a"), False),
         (("a", "b"), ("a", "b", "ab"), False),
+        (("a", "b"), ("a", "b", "[PAD2]", "[PAD3]"), True),
+        (("a", "b", "<|end|>"), ("a", "b", "[PAD2]", "[PAD3]"), True),
+        (("a", "b", "[PAD2]"), ("b", "a"), False),
     ],
 )
-def test_added_tokens_alone_may_differ(first, second, same):
+def test_added_tokens_and_fillers_alone_may_differ(first, second, same):
     tokenizers = pieces_tokenizer(first), pieces_tokenizer(second)
     assert is_same_vocabulary(*tokenizers) == is_same_vocabulary(*tokenizers[::-1]) == same

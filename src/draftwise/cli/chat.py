@@ -26,6 +26,7 @@ from draftwise.cli.common_options import (
     Temperature,
     TopP,
     TrustRemoteCode,
+    Verbose,
 )
 from draftwise.cli.defaults import speculation_of
 from draftwise.cli.flags import name_flags, was_given
@@ -35,6 +36,7 @@ from draftwise.cli.option_values import (
     read_chat_template,
     set_chat_template,
 )
+from draftwise.cli.quiet import show_logs
 from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ _OF_A_LOADED_MODEL = (
     "device",
     "max_model_len",
     "trust_remote_code",
+    "verbose",
 )
 _HELP = "/reset starts a new chat, /quit or ctrl-D exits, ctrl-C stops the answer"
 
@@ -94,6 +97,7 @@ def chat(
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
+    verbose: Verbose = False,
 ) -> None:
     """Chat with a loaded model or a server; colours mark how each token was generated.
 
@@ -109,6 +113,8 @@ def chat(
                 raise InvalidParameterError(
                     name, "cannot be used with --server; set it with draftwise serve"
                 )
+    if verbose:
+        show_logs()
     check_max_tokens(max_tokens)
     template = read_chat_template(chat_template)
     try:

@@ -34,6 +34,14 @@ MaxModelLen = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        help="Say on stderr what each model is, and at which tokens its texts end.",
+        rich_help_panel=RUNNING,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

@@ -36,6 +36,7 @@ from draftwise.cli.common_options import (
     TopP,
     TreeWidth,
     TrustRemoteCode,
+    Verbose,
     Verification,
 )
 from draftwise.cli.defaults import Zoo, choose_models, speculation_of
@@ -49,6 +50,7 @@ from draftwise.cli.option_values import (
     read_chat_template,
     set_chat_template,
 )
+from draftwise.cli.quiet import show_logs
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ def generate(
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
+    verbose: Verbose = False,
     overlap: Overlap = None,
     draft_replicas: DraftReplicas = 1,
     compare: Annotated[
@@ -159,6 +162,8 @@ def generate(
     from draftwise.cli.inputs import read_prompts, read_schema
     from draftwise.params import SamplingParams
 
+    if verbose:
+        show_logs()
     texts = read_prompts(prompt, prompts, num_prompts)
     if logprobs is not None and not as_json:
         raise InvalidParameterError("logprobs", "requires --json")

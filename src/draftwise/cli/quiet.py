@@ -22,6 +22,15 @@ def environment_of_the_user() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _set_here}
 
 
+def show_logs() -> None:
+    """Show what Draftwise logs, as lines on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("draftwise")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
 @contextmanager
 def only_our_warnings() -> Iterator[list[str]]:
     """Show each :class:`DraftwiseWarning` as one line on stderr, and suppress other warnings.

@@ -40,15 +40,22 @@ class SlowPath:
         reason: a clause, such as ``"its weights are float16, not bfloat16 or float32"``.
         slowdown: time of a decoding pass relative to the fast path, such as ``"4"`` or
             ``"2 to 5"``; empty if it was not measured.
+        rounds: whether results are rounded so coarsely, and in another order in each size of a
+            pass, that greedy texts may depend on the other requests of the batch.
     """
 
     reason: str
     slowdown: str
+    rounds: bool = False
 
     def __str__(self) -> str:
-        if not self.slowdown:
-            return f"{self.reason}; what that costs was not measured"
-        return f"{self.reason}; expect passes to take about {self.slowdown} times as long"
+        cost = (
+            f"expect passes to take about {self.slowdown} times as long"
+            if self.slowdown
+            else "what that costs was not measured"
+        )
+        varies = ", and greedy texts may depend on the other requests of a batch"
+        return f"{self.reason}; {cost}{varies if self.rounds else ''}"
 
 
 def slow_path(model: nn.Module) -> SlowPath | None:
@@ -57,20 +64,21 @@ def slow_path(model: nn.Module) -> SlowPath | None:
     Args:
         model: a loaded model whose weights are not packed yet.
     """
-    device = next(model.parameters()).device.type
+    first = next(model.parameters())
+    device, rounds = first.device.type, first.dtype != torch.float32
     if device not in ("cpu", "cuda"):
-        return SlowPath(f"there is no fast path for {device}", "")
+        return SlowPath(f"there is no fast path for {device}", "", rounds)
     modules = _why_modules(model)
     if device == "cuda":
-        return None if modules is None else SlowPath(modules, _CUDA_SLOWDOWN)
+        return None if modules is None else SlowPath(modules, _CUDA_SLOWDOWN, rounds)
     reason = modules or why_not_native(model)
     if reason is None:
         return None
     if modules is None and is_large(model) and lacks_instructions():
-        return SlowPath(reason, "")
-    slowdowns = _SLOWDOWNS.get(next(model.parameters()).dtype, {})
+        return SlowPath(reason, "", rounds)
+    slowdowns = _SLOWDOWNS.get(first.dtype, {})
     size = "large" if is_large(model) else "small"
-    return SlowPath(reason, slowdowns.get(size, ("", ""))[modules is not None])
+    return SlowPath(reason, slowdowns.get(size, ("", ""))[modules is not None], rounds)
 
 
 def _why_modules(model: nn.Module) -> str | None:

@@ -62,7 +62,7 @@ class LoadedModel:
         model: the model itself.
         tokenizer: a fast Hugging Face tokenizer, or ``None`` where the folder contains none.
         max_model_len: longest context that is served.
-        eos_token_ids: end-of-sequence tokens of the model's generation configuration.
+        eos_token_ids: tokens that end a text.
         num_parameters: number of parameters, shared ones counted once.
         fingerprint: identifies the model and its quantisation, independently of its name.
         translator: translates the target's tokens; ``None`` if the model has the same ones.
@@ -165,7 +165,7 @@ def load_model(
             del model
             model = _load_weights(source, config, types.other)
         tokenizer = _load_tokenizer(source)
-        end_tokens = _eos_token_ids(model)
+        end_tokens = _eos_token_ids(model, tokenizer)
         if source.gguf is not None:
             end_tokens |= source.gguf.end_tokens
             if quantization is None and device.type == "cpu":
@@ -446,11 +446,14 @@ def _load_tokenizer(source: _Source) -> Any:
     return tokenizer
 
 
-def _eos_token_ids(model: Any) -> frozenset[int]:
-    generation = getattr(model, "generation_config", None)
-    eos = getattr(generation, "eos_token_id", None)
-    if eos is None:
-        eos = getattr(model.config, "eos_token_id", None)
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
+def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a text, of all sources, as a tokenizer may name another than a model."""
+    sources = (
+        getattr(model, "generation_config", None),
+        model.config,
+        model.config.get_text_config(),
+        tokenizer,
+    )
+    found = [getattr(each, "eos_token_id", None) for each in sources]
+    ids = [each if isinstance(each, list | tuple) else [each] for each in found if each is not None]
+    return frozenset(token for each in ids for token in each)

@@ -7,6 +7,7 @@ token is drawn, so the acceptance law holds as it stands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from draftwise.models.packed_model import PackedModel
 from draftwise.token_bytes import byte_of, token_bytes
 
 _MISSING = -1
+# Entries that fill a vocabulary up to the width of the logits, as converters to GGUF name them.
+_FILLER = re.compile(r"\[PAD\d+\]")
 # The text on which the share of the shared tokens is measured: prose, figures, a dialogue, code.
 _SAMPLE = """\
 The library opens at nine in the morning and closes at six. Last year it lent 48,210 books, which
@@ -219,12 +222,17 @@ def is_same_vocabulary(first: Any, second: Any) -> bool:
     """Whether two tokenizers have the same tokens.
 
     One of the two may have added tokens, such as those of a chat template, if the other has no
-    tokens with their ids.
+    tokens with their ids. Fillers do not count.
     """
-    differing = set(first.get_vocab().items()) ^ set(second.get_vocab().items())
+    differing = _without_fillers(first) ^ _without_fillers(second)
     added = first.added_tokens_decoder.keys() | second.added_tokens_decoder.keys()
     ids = [token for _, token in differing]
     return len(set(ids)) == len(ids) and added >= set(ids)
+
+
+def _without_fillers(tokenizer: Any) -> set[tuple[str, int]]:
+    entries: dict[str, int] = tokenizer.get_vocab()
+    return {(text, token) for text, token in entries.items() if not _FILLER.fullmatch(text)}
 
 
 @torch.inference_mode()

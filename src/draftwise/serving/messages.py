@@ -74,6 +74,7 @@ class Ready:
         max_request_tokens: the same, if the memory of the caches is considered too.
         vocab_size: vocabulary size of the target.
         tokenizer: tokenizer of the target; ``None`` if it has none.
+        eos_token_ids: tokens that end a text of the target, ascending.
         fingerprints: fingerprints of the models by role.
         warnings: warnings about the models, one line each.
     """
@@ -83,6 +84,7 @@ class Ready:
     max_request_tokens: int
     vocab_size: int
     tokenizer: Any
+    eos_token_ids: Sequence[int]
     fingerprints: Mapping[str, str]
     warnings: Sequence[str] = ()
 

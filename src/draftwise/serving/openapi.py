@@ -145,6 +145,7 @@ class ModelCard(BaseModel):
     owned_by: str
     root: str
     max_model_len: int
+    eos_token_ids: list[int] = Field(description="Tokens that end a text.")
 
 
 class ModelList(BaseModel):

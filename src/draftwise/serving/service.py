@@ -248,6 +248,7 @@ class Service:
             "owned_by": "draftwise",
             "root": self.client.model.name,
             "max_model_len": self.client.model.max_model_len,
+            "eos_token_ids": list(self.client.model.eos_token_ids),
         }
 
     async def _generation(

@@ -175,7 +175,7 @@ class Supervisor:
             case EngineOutputs(step=step):
                 self._liveness.reported(None if step is None else sum(step.seconds.values()))
                 self._listener.engine_reported(report)
-            case Ready(warnings=warnings):
+            case Ready(warnings=warnings, eos_token_ids=eos):
                 for line in warnings:
                     _LOG.warning(line)
                 self.is_ready = True
@@ -183,7 +183,11 @@ class Supervisor:
                 self._listener.engine_is_ready(report)
                 if self._first_ready is not None and not self._first_ready.done():
                     self._first_ready.set_result(None)
-                details = {"pid": self.pid, "restarts": self.num_restarts}
+                details = {
+                    "pid": self.pid,
+                    "restarts": self.num_restarts,
+                    "eos_token_ids": list(eos),
+                }
                 _LOG.info("the engine is ready", extra=details)
             case Failed(error, at_start):
                 _LOG.error("the engine failed", extra={"reason": str(error)})

@@ -147,6 +147,7 @@ class EngineWorker:
                 llm.engine.max_request_tokens,
                 llm.target.model.vocab_size,
                 llm.target.tokenizer,
+                tuple(sorted(llm.target.eos_token_ids)),
                 {role: each.fingerprint for role, each in roles.items() if each is not None},
                 tuple(dict.fromkeys(self._warned)),
             )
