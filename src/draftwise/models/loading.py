@@ -40,6 +40,7 @@ from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
+from draftwise.models.stored.completeness import check_complete
 from draftwise.models.support import check_config, context_length
 from draftwise.models.text_part import text_model_class
 from draftwise.models.vocabulary_map import (
@@ -386,13 +387,7 @@ def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module
         )
     except Exception as error:  # a broken file can make the library raise anything
         raise source.error(error) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UnsupportedModelError(
-            source.role,
-            f"the weights of {source.name!r} are not a complete causal language model: "
-            f"{len(missing)} are missing, such as {missing[0]}",
-        )
+    check_complete(report, model.config, source.role, source.name)
     return model
 
 
