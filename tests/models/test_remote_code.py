@@ -10,6 +10,7 @@ from draftwise.models.packing import can_pack
 
 from ..tiny_models import edit_config
 from .loading_tools import CPU, load, refused
+from .quantized_folders import LOADED
 
 
 class TestCodeOfTheModel:
@@ -71,6 +72,12 @@ class TestTrustedCode:
     def test_trusted_code_runs(self, llama):
         self.write(llama, "    pass\n")
         assert load(llama, trust_remote_code=True).model.vocab_size == 32
+
+    def test_trusted_code_of_a_model_with_quantised_weights(self, tmp_path):
+        quantised = next(each for each in LOADED if each.name == "gptq")
+        folder = self.write(quantised.write(tmp_path)[0], "    own = True\n")
+        loaded = load(folder, trust_remote_code=True)
+        assert loaded.model._model.own
 
     def test_code_that_ignores_logits_to_keep(self, llama):
         """It would return the first logits in place of the last."""

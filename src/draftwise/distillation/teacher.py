@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.target import check_layers
@@ -20,6 +20,8 @@ from draftwise.errors import UnsupportedModelError
 from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.hub import find_on_hub
 from draftwise.models.loading import locate, no_progress_bars
+from draftwise.models.stored.completeness import check_complete
+from draftwise.models.stored.loading import load_checkpoint
 
 _PROBE_LENGTH = 8
 _TOLERANCE = 0.05
@@ -279,11 +281,17 @@ def load_teacher(
         location = find_on_hub(location, role)
     try:
         with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
+            config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
+            model, report = load_checkpoint(
+                AutoModelForCausalLM,
                 location,
+                config,
+                role,
+                name,
                 dtype=dtype,
                 trust_remote_code=trust_remote_code,
             )
+            check_complete(report, model.config, role, name)
     except (ValueError, OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedModelError(

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.models.stored.inputs import quantizes_inputs
+
 
 class Activation(StrEnum):
     """The activation of the gate of a feed-forward block."""
@@ -272,6 +274,8 @@ def why_not_described(model: nn.Module) -> str | None:
     activation = _activation_name(causal.config.get_text_config())
     if activation not in _ACTIVATIONS:
         return f"its activation is {activation}"
+    if quantizes_inputs(model):
+        return "its layers quantise their inputs"
     if causal.get_output_embeddings().bias is not None:
         return "its head has a bias"
     return None

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwise.errors import ModelNotFoundError
+from draftwise.models.hub import checkpoint_folder
+from draftwise.models.stored.loading import load_checkpoint
+from draftwise.models.stored.quantization import stored_quantization
 
 # Values hashed per weight. A few are enough, as fine-tuning changes nearly all of them.
 _NUM_SAMPLES = 64
 # Settings that describe where a model comes from or how it runs, not what it computes.
 _INCIDENTAL = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 _NUM_DIGITS = 16
-# Files of a repository of the hub that are downloaded. Other layouts of the same weights, and those
-# in folders, are not.
-_FILES, _OTHER_FILES = ["config.json", "*.safetensors"], ["*/*", "consolidated*"]
 
 
 def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
@@ -78,11 +76,13 @@ def checkpoint_fingerprint(
     Raises:
         ModelNotFoundError: there is no such folder or hub id, or it contains no weights.
     """
-    path = _checkpoint_folder(str(name), role, revision, cache_folder)
+    path = checkpoint_folder(str(name), role, revision, cache_folder)
     files = sorted(path.glob("*.safetensors"))
     if not files or not (path / "config.json").is_file():
         raise ModelNotFoundError(role, f"{str(name)!r} has no config.json or safetensors weights")
     config = AutoConfig.from_pretrained(path)
+    if stored_quantization(config, path) is not None:
+        return _loaded_fingerprint(path, config, role, str(name))
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     wanted = {name: list(weight.shape) for name, weight in empty.named_parameters()}
@@ -97,32 +97,16 @@ def checkpoint_fingerprint(
 
     if not all(name in where and part(name).get_shape() == wanted[name] for name in wanted):
         # The files store weights in another layout than the model, as is common for experts.
-        return model_fingerprint(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16))
+        return _loaded_fingerprint(path, config, role, str(name))
     weights = ((name, wanted[name], _samples_of_file(part(name))) for name in sorted(wanted))
     return _digest(config, None, weights)
 
 
-def _checkpoint_folder(
-    name: str, role: str, revision: str | None, cache_folder: str | None
-) -> Path:
-    """The folder itself, or that of a hub id in the local cache."""
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        snapshot = snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=cache_folder,
-            allow_patterns=_FILES,
-            ignore_patterns=_OTHER_FILES,
-        )
-    except HFValidationError:
-        reason = "is neither a folder nor a hub id"
-    except (HfHubHTTPError, OSError) as error:
-        reason = f"is neither a folder nor can it be downloaded: {' '.join(str(error).split())}"
-    else:
-        return Path(snapshot)
-    raise ModelNotFoundError(role, f"{name!r} {reason}")
+def _loaded_fingerprint(path: Path, config: Any, role: str, name: str) -> str:
+    model, _ = load_checkpoint(
+        AutoModelForCausalLM, str(path), config, role, name, dtype=torch.bfloat16
+    )
+    return model_fingerprint(model)
 
 
 def _digest(

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: a check that the hub can be reached, and the local cache.
+"""Models of the Hugging Face hub: a check that it can be reached, the local cache, and downloads.
 
 Without a network, ``transformers`` retries every file for about half a minute before it reports an
 error. A single request beforehand gives the same answer at once.
@@ -25,6 +25,10 @@ from draftwise.errors import ModelNotFoundError
 # Timeout to connect and to respond. A slower hub is treated as unreachable.
 _PROBE_SECONDS = 5.0
 _FIRST_SERVER_ERROR = 500
+# Files of a repository that are downloaded. Other layouts of the same weights, and those in
+# folders, are not.
+_FILES = ["*config.json", "*.safetensors", "*.safetensors.index.json"]
+_OTHER_FILES = ["*/*", "consolidated*"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -128,6 +132,39 @@ def fetch_file(repository: str, file: str, role: str) -> Path:
         raise ModelNotFoundError(role, f"cannot fetch {file!r} of {repository!r}: {reason}") from (
             error
         )
+
+
+def checkpoint_folder(
+    name: str, role: str, revision: str | None = None, cache_folder: str | None = None
+) -> Path:
+    """The folder with the configuration and the safetensors files of a model.
+
+    Args:
+        name: a folder or a hub id. Files of the hub that are not in the local cache are downloaded.
+        role: the model's role; named in errors.
+        revision: revision in the hub; ``None`` for the default one.
+        cache_folder: folder of downloaded models; ``None`` for that of huggingface_hub.
+
+    Raises:
+        ModelNotFoundError: there is no such folder or hub id, or it cannot be downloaded.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        snapshot = snapshot_download(
+            name,
+            revision=revision,
+            cache_dir=cache_folder,
+            allow_patterns=_FILES,
+            ignore_patterns=_OTHER_FILES,
+        )
+    except HFValidationError:
+        reason = "is neither a folder nor a hub id"
+    except (HfHubHTTPError, OSError) as error:
+        reason = f"is neither a folder nor can it be downloaded: {' '.join(str(error).split())}"
+    else:
+        return Path(snapshot)
+    raise ModelNotFoundError(role, f"{name!r} {reason}")
 
 
 def _obstacle() -> str | None:

@@ -20,6 +20,7 @@ from draftwise import zoo
 from draftwise.core.formats import QUANTIZATIONS
 from draftwise.devices import fast_dtype
 from draftwise.errors import (
+    DraftwiseError,
     InvalidParameterError,
     ModelNotFoundError,
     UnsupportedModelError,
@@ -41,6 +42,7 @@ from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
 from draftwise.models.stored.completeness import check_complete
+from draftwise.models.stored.loading import load_checkpoint
 from draftwise.models.support import check_config, context_length
 from draftwise.models.text_part import text_model_class
 from draftwise.models.vocabulary_map import (
@@ -375,16 +377,19 @@ def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module
             how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     loader = text_model_class(config, source.role) or AutoModelForCausalLM
     try:
-        model: nn.Module
-        model, report = loader.from_pretrained(
+        model, report = load_checkpoint(
+            loader,
             source.location,
-            config=config,
+            config,
+            source.role,
+            source.name,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
-            output_loading_info=True,
             **how,
             **source.options,
         )
+    except DraftwiseError:
+        raise
     except Exception as error:  # a broken file can make the library raise anything
         raise source.error(error) from error
     check_complete(report, model.config, source.role, source.name)
