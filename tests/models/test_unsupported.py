@@ -139,6 +139,25 @@ class TestPositionScaling:
         assert "set max_model_len to 32 or less" in error.message
         assert load(folder, max_model_len=32).max_model_len == 32
 
+    @pytest.mark.parametrize("kind", ["Phi3", "Gemma3Text"])
+    def test_factors_that_are_the_same_for_all_lengths(self, tmp_path, kind):
+        rope = {**LONG, "long_factor": [2.0, 3.0], "short_factor": [2.0, 3.0]}
+        if kind == "Gemma3Text":  # has settings for each type of layers
+            layers = ("full_attention", "sliding_attention")
+            rope, size = {layer: rope for layer in layers}, {"head_dim": 4}
+        else:
+            size = {"original_max_position_embeddings": 32}
+        loaded = load(tiny(tmp_path, kind, rope_parameters=rope, sliding_window=64, **size))
+        assert loaded.max_model_len == 64
+        assert "rotary" not in str(loaded.model.slow_path)
+
+    @pytest.mark.parametrize("different", ["full_attention", "sliding_attention"])
+    def test_scaling_of_one_type_of_layers(self, tmp_path, different):
+        default = {"rope_type": "default", "rope_theta": 10000.0}
+        rope = {"full_attention": default, "sliding_attention": default, different: LONG}
+        error = refused(tiny(tmp_path, "Gemma3Text", rope_parameters=rope, head_dim=4))
+        assert "set max_model_len to 32 or less" in error.message
+
     def test_scaling_for_long_contexts(self, tmp_path):
         folder = tiny(
             tmp_path,

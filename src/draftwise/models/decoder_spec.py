@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.models.rotary import depends_on_length, rotary_settings
 from draftwise.models.stored.inputs import quantizes_inputs
 
 
@@ -108,9 +109,8 @@ class RotaryTable:
     @property
     def is_dynamic(self) -> bool:
         """Whether the angles of a pass depend on its last position, which is read on the host."""
-        kind = getattr(self._module, "rope_type", None)
-        kinds = kind.values() if isinstance(kind, dict) else (kind,)
-        return any(each in ("dynamic", "longrope") for each in kinds)
+        config: Any = self._module.config
+        return any(depends_on_length(each) for each in rotary_settings(config.rope_parameters))
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[tokens, size / 2]`` float32 of positions ``[tokens]``."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from draftwise.errors import UnsupportedModelError
+from draftwise.models.rotary import depends_on_length, rotary_settings
 
 _SHOWN_CHARACTERS = 120
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -108,39 +108,21 @@ def _check_layer_types(config: Any, role: str, kind: str) -> None:
             )
 
 
-def rope_parameters(config: Any) -> list[Mapping[str, Any]]:
-    """The settings of a model's rotary embeddings, which may be one for each type of layers.
-
-    Args:
-        config: the configuration of a text model.
-    """
-    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    nested = [each for each in parameters.values() if isinstance(each, Mapping)]
-    return nested or [parameters]
-
-
 def _check_rope(config: Any, role: str, kind: str, max_model_len: int) -> None:
-    for parameters in rope_parameters(config):
-        _check_position_scaling(parameters, config, role, kind, max_model_len)
-
-
-def _check_position_scaling(
-    parameters: Mapping[str, Any], config: Any, role: str, kind: str, max_model_len: int
-) -> None:
-    rope_type = parameters.get("rope_type", "default")
-    if rope_type not in ("dynamic", "longrope"):
-        return
-    # These scalings depend on the longest sequence of the batch, so that one request would change
-    # another's text. Up to the original context they are constant.
-    original: int = (
-        parameters.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        or getattr(config, "max_position_embeddings", None)
-        or 0
-    )
-    if max_model_len > original:
-        raise UnsupportedModelError(
-            role,
-            f"this {kind} model's {rope_type!r} position scaling changes beyond {original} tokens; "
-            f"set max_model_len to {original} or less",
+    for settings in rotary_settings(getattr(config, "rope_parameters", None)):
+        if not depends_on_length(settings):
+            continue
+        # These scalings depend on the longest sequence of the batch, so that one request would
+        # change another's text. Up to the original context they are constant.
+        original: int = (
+            settings.get("original_max_position_embeddings")
+            or getattr(config, "original_max_position_embeddings", None)
+            or getattr(config, "max_position_embeddings", None)
+            or 0
         )
+        if max_model_len > original:
+            raise UnsupportedModelError(
+                role,
+                f"this {kind} model's {settings['rope_type']!r} position scaling changes beyond "
+                f"{original} tokens; set max_model_len to {original} or less",
+            )

@@ -10,6 +10,7 @@ from typing import Any
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.heads.config import HeadConfig, HeadKind, HeadLayout, ascend
 from draftwise.models.heads.weights import is_eagle3_tensor, normalised
+from draftwise.models.rotary import depends_on_length
 
 _ROLE = "draft"
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -31,8 +32,6 @@ _EAGLE_ARCHITECTURES = (
     "Qwen2DecoderLayer",
     "Qwen3DecoderLayer",
 )
-# Scalings of the rotary embedding that depend on the length of the text.
-_LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
 
 
 def is_head_config(config: Mapping[str, Any]) -> bool:
@@ -291,7 +290,7 @@ def _rope_parameters(layer: Mapping[str, Any]) -> dict[str, Any]:
     kind = found.pop("type", None)
     found.setdefault("rope_type", kind or "default")
     found.setdefault("rope_theta", _number(layer, "rope_theta", _DEFAULT_THETA))
-    if found["rope_type"] in _LENGTH_DEPENDENT_ROTARY:
+    if depends_on_length(found):
         raise UnsupportedModelError(
             _ROLE,
             f"the head's position scaling {found['rope_type']!r} depends on the length of the text",

@@ -20,7 +20,7 @@ from draftwise.models.native.library import (
 )
 from draftwise.models.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are_compressible
 from draftwise.models.quantization import quantized_matrix
-from draftwise.models.support import rope_parameters
+from draftwise.models.rotary import depends_on_length, rotary_settings
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _MIB = 2**20
@@ -31,8 +31,6 @@ _SMALL_MODEL = 32 * _MIB
 _LEAST_LANES = 8
 # Depth of a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
-# Types of rotary embeddings whose angles depend on the length of the text.
-_LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
 
 
 def native_decoder(model: nn.Module, even_if_slow: bool = False) -> NativeDecoder | None:
@@ -181,10 +179,10 @@ def _stored_bits(
 
 def _missing_feature(spec: DecoderSpec, config: Any) -> str | None:
     """A feature of the layers that the kernels do not support, as a clause; ``None`` if none."""
-    for rope in rope_parameters(config):
-        rope_type = rope.get("rope_type", "default")
-        if rope_type in _LENGTH_DEPENDENT_ROTARY:
-            return f"its rotary embedding is {rope_type}, which the native kernels do not have"
+    for settings in rotary_settings(getattr(config, "rope_parameters", None)):
+        if depends_on_length(settings):
+            kind = settings["rope_type"]
+            return f"its rotary embedding is {kind}, which the native kernels do not have"
     return _missing_in_layers(spec)
 
 
