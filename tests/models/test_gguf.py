@@ -199,6 +199,6 @@ def test_files_without_a_usable_model(tmp_path, settings, reason):
 
 
 def test_missing_packages(file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InvalidParameterError, match=r"pip install 'draftwise\[gguf\]'"):
         LLM(str(file))

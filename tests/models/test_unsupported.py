@@ -144,7 +144,7 @@ class TestPositionScaling:
         rope = {**LONG, "long_factor": [2.0, 3.0], "short_factor": [2.0, 3.0]}
         if kind == "Gemma3Text":  # has settings for each type of layers
             layers = ("full_attention", "sliding_attention")
-            rope, size = {layer: rope for layer in layers}, {"head_dim": 4}
+            rope, size = dict.fromkeys(layers, rope), {"head_dim": 4}
         else:
             size = {"original_max_position_embeddings": 32}
         loaded = load(tiny(tmp_path, kind, rope_parameters=rope, sliding_window=64, **size))

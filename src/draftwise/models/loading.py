@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -27,6 +26,7 @@ from draftwise.errors import (
     VocabularyMismatchError,
     VocabularyWarning,
 )
+from draftwise.models import gguf
 from draftwise.models.adapters import hub_adapter, refuse_adapter
 from draftwise.models.attention_interface import ATTENTION_NAME
 from draftwise.models.fast_path import slow_path
@@ -158,8 +158,9 @@ def load_model(
     limit_kernel_cache()
     if quantization is None:
         name, quantization = split_name(name)
-    with no_progress_bars(), _open_source(name, role, trust_remote_code) as source:
-        config = _load_config(source)
+    with no_progress_bars():
+        source = _find_source(name, role, trust_remote_code)
+        config = _load_config(source, max_model_len)
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
         types = dtype if isinstance(dtype, WeightTypes) else WeightTypes(dtype, dtype)
@@ -168,11 +169,10 @@ def load_model(
             del model
             model = _load_weights(source, config, types.other)
         tokenizer = _load_tokenizer(source)
-        end_tokens = _eos_token_ids(model, tokenizer)
-        if source.gguf is not None:
-            end_tokens |= source.gguf.end_tokens
-            if quantization is None and device.type == "cpu":
-                source.gguf.keep_blocks(model)
+        # The configuration of a GGUF file already has all of its end tokens.
+        end_tokens = _eos_token_ids(model, None if source.gguf else tokenizer)
+        if source.gguf is not None and quantization is None and device.type == "cpu":
+            gguf.keep_blocks(source.gguf, model)
     fingerprint = model_fingerprint(model, quantization)
     model.to(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -283,8 +283,8 @@ def locate(name: str, role: str) -> str:
 
 def load_tokenizer(name: str, role: str, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model as :func:`load_model` does; ``None`` if there is none."""
-    with no_progress_bars(), _open_source(name, role, trust_remote_code) as source:
-        return _load_tokenizer(source)
+    with no_progress_bars():
+        return _load_tokenizer(_find_source(name, role, trust_remote_code))
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class _Source:
     Attributes:
         name: the user's name for the model.
         role: the model's role; named in errors.
-        location: a folder or a hub id.
+        location: a folder, a hub id, or a GGUF file.
         options: keyword arguments of every ``from_pretrained``.
         gguf: the GGUF file that contains the model, or ``None``.
     """
@@ -307,13 +307,10 @@ class _Source:
 
     def error(self, error: Exception) -> ModelNotFoundError | UnsupportedModelError:
         """The error for an exception of ``transformers``."""
-        if self.gguf is not None:
-            return self.gguf.load_error(error)
         return _load_error(self.name, self.role, error)
 
 
-@contextmanager
-def _open_source(name: str, role: str, trust_remote_code: bool) -> Iterator[_Source]:
+def _find_source(name: str, role: str, trust_remote_code: bool) -> _Source:
     """Resolve a model's name to what ``transformers`` can load.
 
     Raises:
@@ -323,15 +320,11 @@ def _open_source(name: str, role: str, trust_remote_code: bool) -> Iterator[_Sou
     """
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if is_gguf(name):
-        file = GgufFile(find_gguf(name, role), role)
-        options["gguf_file"] = file.path.name
-        with file.read_by_transformers():
-            yield _Source(name, role, str(file.path.parent), options, file)
-        return
+        return _Source(name, role, name, options, GgufFile(find_gguf(name, role), role))
     location = locate(name, role)
     if not Path(location).is_dir():
         location = find_on_hub(location, role)
-    yield _Source(name, role, location, options, None)
+    return _Source(name, role, location, options, None)
 
 
 @contextmanager
@@ -352,7 +345,9 @@ def no_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _load_config(source: _Source) -> Any:
+def _load_config(source: _Source, max_model_len: int | None) -> Any:
+    if source.gguf is not None:
+        return gguf.configuration(source.gguf, max_model_len)
     try:
         config = AutoConfig.from_pretrained(source.location, **source.options)
     except Exception as error:  # a broken file can make the library raise anything
@@ -370,11 +365,8 @@ def _refuse_other_draft(source: _Source) -> None:
 
 
 def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module:
-    how: dict[str, Any] = {"use_safetensors": True}
     if source.gguf is not None:
-        how = {}
-        if hasattr(transformers, "GgufConfig"):
-            how["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        return gguf.load_weights(source.gguf, config, dtype)
     loader = text_model_class(config, source.role) or AutoModelForCausalLM
     try:
         model, report = load_checkpoint(
@@ -385,7 +377,7 @@ def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module
             source.name,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
-            **how,
+            use_safetensors=True,
             **source.options,
         )
     except DraftwiseError:
@@ -431,9 +423,11 @@ def _load_error(
 
 
 def _load_tokenizer(source: _Source) -> Any:
+    if source.gguf is not None:
+        return gguf.load_tokenizer(source.gguf)
     role, folder = source.role, Path(source.location)
     has_none = folder.is_dir() and not has_tokenizer(file.name for file in folder.iterdir())
-    if source.gguf is None and has_none:
+    if has_none:
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)

@@ -1,41 +1,24 @@
-"""A GGUF file: its header, checks before a model is loaded from it, and what it contains."""
+"""A GGUF file: its keys, its tensors, and checks that it is complete."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.gguf.blocks import matrix_of_blocks
 from draftwise.models.imports import quiet_import
 from draftwise.models.lfs import refuse_lfs_pointer
-from draftwise.models.quantization import QuantizedMatrix, keep_quantized
+from draftwise.models.quantization import QuantizedMatrix
 
 _MAGIC = b"GGUF"
-# Names of a linear layer's weight in a file, by the last part of the module's name.
-_TENSORS = {
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_output",
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-}
-_LAYER = re.compile(r"layers\.(\d+)\.\w+\.(\w+)$")
-# Relative difference between a block and the loaded weight, which may be rounded to bfloat16.
-_ROUNDING = 2**-7
-_NUM_COMPARED = 100  # outputs of a matrix that are compared
-_END_TOKENS = ("eos", "eot", "eom")
+# The version follows the magic. Its low half is zero in files of the other byte order.
+_VERSION_BYTES = 4
 
 
 class GgufFile:
@@ -45,6 +28,7 @@ class GgufFile:
 
     Attributes:
         path: the file, or the first of several.
+        tensors: shape ``[rows, columns]`` of each tensor, by name.
     """
 
     def __init__(self, files: Sequence[Path], role: str) -> None:
@@ -55,8 +39,8 @@ class GgufFile:
             role: the model's role; named in errors.
 
         Raises:
-            UnsupportedModelError: a file is not a GGUF file, it is truncated, or it contains
-                something else than a model.
+            UnsupportedModelError: a file is not a GGUF file, it is truncated, its numbers are
+                stored in big-endian order, or it contains something else than a model.
             ModelNotFoundError: a file is a pointer of Git LFS.
             InvalidParameterError: the packages that read GGUF files are not installed.
         """
@@ -66,105 +50,105 @@ class GgufFile:
         self._reader = readers[0]
         for reader in readers[1:]:
             self._reader.tensors.extend(reader.tensors)
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.tensors: Mapping[str, tuple[int, ...]] = {
+            name: tuple(int(size) for size in reversed(tensor.shape))
+            for name, tensor in self._tensors.items()
+        }
         self._check_contents()
 
     def _check_contents(self) -> None:
         """Refuse files of other things than models, and incomplete ones."""
-        name = str(self.path)
-        kind, architecture = self._text("general.type"), self._text("general.architecture")
+        kind = self.value("general.type")
         if kind == "adapter":
-            raise UnsupportedModelError(
-                self._role,
-                f"{name!r} is a LoRA adapter; merge it into its model, with llama.cpp's "
-                "llama-export-lora, and use that file",
+            raise self.error(
+                "is a LoRA adapter; merge it into its model with llama.cpp's llama-export-lora, "
+                "and use that file"
             )
-        if architecture == "clip" or kind == "mmproj":
-            raise UnsupportedModelError(
-                self._role,
-                f"{name!r} is an encoder of images for a model; use the file of the model",
-            )
-        expected = self._reader.get_field("split.tensors.count")
-        count = len(self._reader.tensors)
-        if expected is not None and int(expected.contents()) != count:
-            raise UnsupportedModelError(
-                self._role,
-                f"{name!r} and its other parts have {count} of {int(expected.contents())} tensors",
-            )
-        has_tokens = self._reader.get_field("tokenizer.ggml.tokens") is not None
-        is_bpe = self._text("tokenizer.ggml.model") == "gpt2"
-        if has_tokens and is_bpe and self._reader.get_field("tokenizer.ggml.merges") is None:
-            raise UnsupportedModelError(
-                self._role,
-                f"{name!r} has no tokenizer.ggml.merges, which its tokenizer needs; convert the "
-                "model again",
-            )
-
-    def _text(self, key: str) -> str | None:
-        field = self._reader.get_field(key)
-        return None if field is None else str(field.contents())
-
-    @contextmanager
-    def read_by_transformers(self) -> Iterator[None]:
-        """Within the context, ``transformers`` reads this file with the header already read.
-
-        It would read the header for the configuration, the weights and the tokenizer. Other threads
-        must not load GGUF files meanwhile.
-        """
-        import gguf
-        from transformers import modeling_gguf_pytorch_utils as loader
-
-        original, progress_bar = gguf.GGUFReader, loader.tqdm
-
-        def reader(path: Any, *others: Any) -> Any:
-            same = Path(path).resolve() == self.path.resolve()
-            return self._reader if same else original(path, *others)
-
-        gguf.GGUFReader, loader.tqdm = reader, partial(progress_bar, disable=True)
-        try:
-            yield
-        finally:
-            gguf.GGUFReader, loader.tqdm = original, progress_bar
+        if kind == "mmproj" or self.value("general.architecture") == "clip":
+            raise self.error("is an encoder of images for a model; use the file of the model")
+        count, expected = len(self._reader.tensors), self.value("split.tensors.count")
+        if expected is not None and int(expected) != count:
+            raise self.error(f"and its other parts have {count} of {int(expected)} tensors")
+        is_bpe = self.value("tokenizer.ggml.model") == "gpt2"
+        merges, tokens = "tokenizer.ggml.merges", "tokenizer.ggml.tokens"
+        if is_bpe and tokens in self.keys and merges not in self.keys:
+            raise self.error(f"has no {merges}, which its tokenizer needs; convert the model again")
 
     @property
-    def end_tokens(self) -> frozenset[int]:
-        """Tokens that end a text or a turn."""
-        fields = (self._reader.get_field(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS)
-        return frozenset(int(field.contents()) for field in fields if field is not None)
+    def architecture(self) -> str:
+        """The architecture that the file names.
 
-    def load_error(self, error: Exception) -> UnsupportedModelError:
-        """The error for a complete file that ``transformers`` cannot load."""
-        field = self._reader.get_field("general.architecture")
-        architecture = "unknown" if field is None else str(field.contents())
-        return UnsupportedModelError(
-            self._role,
-            f"{str(self.path)!r} has the architecture {architecture!r}, which transformers cannot "
-            f"load from GGUF: {_first_line(error)}",
-        )
+        Raises:
+            UnsupportedModelError: it names none.
+        """
+        found = self.value("general.architecture")
+        if not isinstance(found, str):
+            raise self.error("has no key 'general.architecture'")
+        return found
 
-    def keep_blocks(self, model: nn.Module) -> None:
-        """Keep the integers and scales of the blocks of a model's linear layers.
+    @property
+    def keys(self) -> frozenset[str]:
+        """Names of the metadata."""
+        return frozenset(self._reader.fields)
 
-        They are kept for :func:`draftwise.models.quantization.quantized_matrix`. A layer keeps
-        nothing if its tensor is not stored in blocks of a known type.
+    def value(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata: a number, a string, a boolean, or a list of those.
 
         Args:
-            model: a model that was loaded from this file, with expanded weights.
+            key: its whole name.
+            default: returned if the file has no such key.
         """
-        tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        config: Any = model.config
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-        for name, module in model.named_modules():
-            tensor = tensors.get(_tensor_name(name, tensors))
-            if tensor is None or not isinstance(module, nn.Linear):
-                continue
-            matrix = matrix_of_blocks(tensor.tensor_type.name, np.asarray(tensor.data))
-            if matrix is None or matrix.numbers.shape != module.weight.shape:
-                continue
-            num_heads = getattr(config, heads.get(name.rpartition(".")[2], ""), None)
-            for candidate in (matrix, *([_in_halves(matrix, num_heads)] if num_heads else [])):
-                if _equals(candidate, module.weight):
-                    keep_quantized(module, candidate)
-                    break
+        field = self._reader.get_field(key)
+        if field is None:
+            return default
+        try:
+            return field.contents()
+        except UnicodeDecodeError as error:
+            raise self.error(f"is damaged: {key!r} is not UTF-8") from error
+
+    def read(self, name: str) -> Tensor:
+        """The numbers of a tensor in float32.
+
+        Raises:
+            UnsupportedModelError: they are of a type that cannot be expanded.
+        """
+        from gguf import dequantize
+
+        tensor = self._tensors[name]
+        try:
+            numbers = dequantize(np.asarray(tensor.data), tensor.tensor_type)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise self.error(
+                f"has the tensor {name!r} in blocks of {kind}, which cannot be read"
+            ) from error
+        copied = np.array(numbers, dtype=np.float32, order="C")
+        return torch.from_numpy(copied).reshape(self.tensors[name])
+
+    def blocks(self, parts: Sequence[tuple[str, Tensor | None]]) -> QuantizedMatrix | None:
+        """The integers and scales of a matrix's blocks.
+
+        Args:
+            parts: the tensors whose rows it consists of, each with the rows ``[rows]`` int64 that
+                are taken, or ``None`` for all.
+
+        Returns:
+            ``None`` if the tensors have no integers, or differ in the type of their blocks.
+        """
+        tensors = [self._tensors[name] for name, _ in parts]
+        kinds = {tensor.tensor_type.name for tensor in tensors}
+        if len(kinds) != 1:
+            return None
+        rows = [
+            np.asarray(tensor.data) if which is None else np.asarray(tensor.data)[which.numpy()]
+            for tensor, (_, which) in zip(tensors, parts, strict=True)
+        ]
+        return matrix_of_blocks(kinds.pop(), rows[0] if len(rows) == 1 else np.concatenate(rows))
+
+    def error(self, what: str) -> UnsupportedModelError:
+        """An error about this file: its name, and what is wrong with it."""
+        return UnsupportedModelError(self._role, f"{str(self.path)!r} {what}")
 
 
 def _read(path: Path, role: str) -> Any:
@@ -173,17 +157,21 @@ def _read(path: Path, role: str) -> Any:
     name = str(path)
     try:
         with path.open("rb") as file:
-            is_gguf = file.read(len(_MAGIC)) == _MAGIC
+            magic, version = file.read(len(_MAGIC)), file.read(_VERSION_BYTES)
     except OSError as error:
         reason = error.strerror or error
         raise UnsupportedModelError(role, f"cannot read {name!r}: {reason}") from error
-    if not is_gguf:
+    if magic != _MAGIC:
         raise UnsupportedModelError(role, f"{name!r} is not a GGUF file")
+    if len(version) == _VERSION_BYTES and version[:2] == b"\0\0":
+        raise UnsupportedModelError(
+            role, f"{name!r} is in big-endian order; convert it to little-endian"
+        )
     try:
         return _read_header(path)
     except ImportError as error:
         raise InvalidParameterError(
-            role, f"{name!r} needs two packages: pip install 'draftwise[gguf]' ({error})"
+            role, f"{name!r} needs another package: pip install 'draftwise[gguf]' ({error})"
         ) from error
     except Exception as error:  # a broken file can make the library raise anything
         raise UnsupportedModelError(
@@ -193,7 +181,6 @@ def _read(path: Path, role: str) -> Any:
 
 def _read_header(path: Path) -> Any:
     with quiet_import():
-        import accelerate  # noqa: F401  # required by transformers
         from gguf import GGUFReader
     return GGUFReader(str(path))
 
@@ -201,42 +188,3 @@ def _read_header(path: Path) -> Any:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
-
-
-def _tensor_name(module: str, tensors: Mapping[str, object]) -> str:
-    """The tensor of a linear layer's weight; empty if it is not known."""
-    if module.endswith("lm_head"):
-        return "output.weight" if "output.weight" in tensors else "token_embd.weight"
-    found = _LAYER.search(module)
-    if found is None or found[2] not in _TENSORS:
-        return ""
-    return f"blk.{found[1]}.{_TENSORS[found[2]]}.weight"
-
-
-def _in_halves(matrix: QuantizedMatrix, num_heads: int) -> QuantizedMatrix:
-    """Reorder the outputs of a query or key projection as ``transformers`` expects them.
-
-    Files of Llamas store the two numbers that are rotated together next to each other,
-    ``transformers`` half a head apart.
-    """
-
-    def reordered(rows: Tensor) -> Tensor:
-        pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
-        return pairs.transpose(1, 2).reshape(rows.shape)
-
-    minimums = None if matrix.minimums is None else reordered(matrix.minimums)
-    return QuantizedMatrix(
-        reordered(matrix.numbers), reordered(matrix.scales), minimums, matrix.bits, matrix.smallest
-    )
-
-
-def _equals(matrix: QuantizedMatrix, weight: Tensor) -> bool:
-    """Whether a matrix equals a loaded weight up to rounding, on a sample of the outputs."""
-    rows = torch.arange(0, len(weight), max(1, len(weight) // _NUM_COMPARED))
-    minimums = None if matrix.minimums is None else matrix.minimums[rows]
-    sample = replace(
-        matrix, numbers=matrix.numbers[rows], scales=matrix.scales[rows], minimums=minimums
-    )
-    expected = weight.detach()[rows].float()
-    largest = expected.abs().max().item()
-    return torch.allclose(sample.dequantize(), expected, _ROUNDING, _ROUNDING**2 * largest)

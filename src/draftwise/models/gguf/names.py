@@ -1,131 +1,193 @@
-"""Names of GGUF files: a file, a folder, or a file of the hub by its name or its quantisation."""
+"""Names of a model's parameters in ``transformers``, and of their tensors in a GGUF file.
+
+``*`` stands for the number of a layer.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from draftwise.core.formats import QUANTIZATIONS
-from draftwise.errors import ModelNotFoundError
-from draftwise.models.hub import fetch_file, list_files
+import torch
+from torch import Tensor
 
-_SUFFIX = ".gguf"
-# `owner/repo:Q4_K_M` and `owner/repo:file.gguf`.
-_TAGGED = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<tag>[\w./-]+)")
-# `owner/repo/file.gguf`, where the file may be in a folder.
-_IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)/(?P<file>[\w./-]+\.gguf)", re.I)
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.I)
-# Files beside a model: encoders of images, statistics of a quantisation, and drafts.
-_BESIDE = re.compile(r"mmproj|imatrix|(^|[-_.])(mtp|eagle3|dflash|dspark)-", re.I)
-_MOST_NAMES = 8  # in an error
+_MODULES = "model.layers.*."
+_TENSORS = "blk.*."
+
+Names = Mapping[str, str]
 
 
-def is_gguf(name: str) -> bool:
-    """Whether a model's name stands for a GGUF file. The hub is not asked."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return not (path / "config.json").exists() and bool(_models(_files_of(path)))
-    return path.is_file() or name.lower().endswith(_SUFFIX) or _tagged(name) is not None
+@dataclass(frozen=True)
+class Joined:
+    """A parameter that is computed from tensors.
 
-
-def find_gguf(name: str, role: str) -> list[Path]:
-    """Find the GGUF file that a model's name stands for, and fetch it if it is on the hub.
-
-    Args:
-        name: a file, a folder with one model in GGUF, ``owner/repo/file.gguf``,
-            ``owner/repo:file.gguf`` or ``owner/repo:Q4_K_M``.
-        role: the model's role; named in errors.
-
-    Returns:
-        The file, or all parts of a model that is stored in several files, in order.
-
-    Raises:
-        ModelNotFoundError: there is no such file, a part is missing, or there are several models.
+    Attributes:
+        tensors: their names.
+        join: the computation.
+        default: its numbers if the file lacks the tensors; ``None`` if it must have them.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        return [_existing(each, role) for each in _parts(path)]
-    if path.is_dir():
-        return [path / each for each in _parts_of(_only(_models(_files_of(path)), name, role))]
-    found, tagged = _IN_REPOSITORY.fullmatch(name), _tagged(name)
-    if found is not None:
-        repository, wanted = found["repository"], found["file"]
-    elif tagged is not None:
-        repository, wanted = tagged
-    else:
-        raise ModelNotFoundError(role, f"there is no file {name!r}")
-    files = list_files(repository, role)
-    chosen = wanted if wanted in files else _by_tag(files, wanted, repository, role)
-    return [fetch_file(repository, each, role) for each in _parts_of(chosen)]
+
+    tensors: tuple[str, ...]
+    join: Callable[..., Tensor] = torch.clone
+    default: float | None = None
+
+    @staticmethod
+    def of_layer(
+        *tensors: str, join: Callable[..., Tensor] = torch.clone, default: float | None = None
+    ) -> Joined:
+        """A parameter of a layer, by the names of the layer's tensors."""
+        return Joined(tuple(_TENSORS + tensor for tensor in tensors), join, default)
 
 
-def _tagged(name: str) -> tuple[str, str] | None:
-    """Repository and tag of a name; ``None`` for other names."""
-    found = _TAGGED.fullmatch(name)
-    if found is None or found["tag"] in QUANTIZATIONS:
-        return None
-    return found["repository"], found["tag"]
+def of_layers(names: Names) -> dict[str, str]:
+    """Complete the names of a layer's modules and tensors."""
+    return {_MODULES + module: _TENSORS + tensor for module, tensor in names.items()}
 
 
-def _files_of(folder: Path) -> list[str]:
-    return [each.name for each in folder.iterdir() if each.is_file()]
+def _joined(parameters: Mapping[str, Joined]) -> dict[str, Joined]:
+    return {_MODULES + name: joined for name, joined in parameters.items()}
 
 
-def _models(files: Iterable[str]) -> list[str]:
-    """The files that contain a model, with the first part only of one in several files."""
-    models = []
-    for file in sorted(files):
-        part = _PART.fullmatch(file)
-        is_first = part is None or int(part["number"]) == 1
-        base = PurePosixPath(file).name
-        if file.lower().endswith(_SUFFIX) and is_first and not _BESIDE.search(base):
-            models.append(file)
-    return models
+def _side_by_side(gate: Tensor, up: Tensor) -> Tensor:
+    """``[experts, 2 * inner, hidden]`` of twice ``[experts, inner, hidden]``."""
+    return torch.cat([gate, up], dim=1)
 
 
-def _only(models: Sequence[str], name: str, role: str) -> str:
-    if len(models) > 1:
-        raise ModelNotFoundError(
-            role, f"the folder {name!r} has {len(models)} models; name one: {_shown(models)}"
-        )
-    return models[0]
+def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """``[experts, 2 * inner, ...]``: outputs of gate and up projection in turn."""
+    return torch.stack([gate, up], dim=2).flatten(1, 2)
 
 
-def _by_tag(files: Iterable[str], tag: str, repository: str, role: str) -> str:
-    """The file of a quantisation. Of several, the one with the shortest name."""
-    models = _models(files)
-    # A name such as `UD-Q4_K_M` contains a tag, too, and is longer.
-    named = re.compile(re.escape(tag) + r"[.-]", re.I)
-    matching = [each for each in models if named.search(PurePosixPath(each).name)]
-    if not matching:
-        reason = f"its models are {_shown(models)}" if models else "it has no GGUF files"
-        raise ModelNotFoundError(role, f"{repository!r} has no file of {tag!r}; {reason}")
-    return min(matching, key=lambda each: (len(each), each))
+# Modules with a weight, and maybe a bias.
+LLAMA: Names = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    **of_layers(
+        {
+            "input_layernorm": "attn_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "self_attn.q_proj": "attn_q",
+            "self_attn.k_proj": "attn_k",
+            "self_attn.v_proj": "attn_v",
+            "self_attn.qkv_proj": "attn_qkv",
+            "self_attn.o_proj": "attn_output",
+            "self_attn.q_norm": "attn_q_norm",
+            "self_attn.k_norm": "attn_k_norm",
+            "mlp.gate_proj": "ffn_gate",
+            "mlp.up_proj": "ffn_up",
+            "mlp.gate_up_proj": "ffn_up",
+            "mlp.down_proj": "ffn_down",
+            "mlp.gate": "ffn_gate_inp",
+            "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+            "mlp.shared_expert.up_proj": "ffn_up_shexp",
+            "mlp.shared_expert.down_proj": "ffn_down_shexp",
+        }
+    ),
+}
+# Norms after attention and feed-forward block only.
+POST_NORMS: Names = {
+    **LLAMA,
+    **of_layers(
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        }
+    ),
+}
+GEMMA: Names = {**POST_NORMS, **of_layers({"pre_feedforward_layernorm": "ffn_norm"})}
+GEMMA4: Names = {
+    **GEMMA,
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    **of_layers(
+        {
+            "per_layer_input_gate": "inp_gate",
+            "per_layer_projection": "proj",
+            "post_per_layer_input_norm": "post_norm",
+            "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+            "post_feedforward_layernorm_1": "post_ffw_norm_1",
+            "post_feedforward_layernorm_2": "post_ffw_norm_2",
+            "router.proj": "ffn_gate_inp",
+        }
+    ),
+}
+GLM4: Names = {
+    **LLAMA,
+    **of_layers(
+        {
+            "post_self_attn_layernorm": "post_attention_norm",
+            "post_mlp_layernorm": "post_ffw_norm",
+        }
+    ),
+}
+SEED_OSS: Names = {**LLAMA, **of_layers({"post_attention_layernorm": "post_attention_norm"})}
+GPT_OSS: Names = {**SEED_OSS, **of_layers({"mlp.router": "ffn_gate_inp"})}
+HUNYUAN: Names = {
+    **LLAMA,
+    **of_layers(
+        {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+    ),
+}
+STARCODER2: Names = {**LLAMA, **of_layers({"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"})}
+_GPT2_LAYER = {
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+GPT2: Names = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "lm_head": "output",
+    **{f"transformer.h.*.{name}": _TENSORS + tensor for name, tensor in _GPT2_LAYER.items()},
+}
 
-
-def _shown(models: Sequence[str]) -> str:
-    more = len(models) - _MOST_NAMES
-    return ", ".join(models[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _parts(path: Path) -> list[Path]:
-    return [path.with_name(each) for each in _parts_of(path.name)]
-
-
-def _parts_of(file: str) -> list[str]:
-    """All files of the model that a file belongs to."""
-    part = _PART.fullmatch(file)
-    if part is None:
-        return [file]
-    count = int(part["count"])
-    return [
-        f"{part['stem']}-{number:05}-of-{count:05}{file[-len(_SUFFIX) :]}"
-        for number in range(1, count + 1)
-    ]
-
-
-def _existing(path: Path, role: str) -> Path:
-    if not path.is_file():
-        raise ModelNotFoundError(role, f"a part of the model is missing: there is no {str(path)!r}")
-    return path
+# Parameters that are not the weight or bias of one tensor.
+EXPERTS = _joined(
+    {
+        "mlp.experts.gate_up_proj": Joined.of_layer(
+            "ffn_gate_exps.weight", "ffn_up_exps.weight", join=_side_by_side
+        ),
+        "mlp.experts.down_proj": Joined.of_layer("ffn_down_exps.weight"),
+        "mlp.shared_expert_gate.weight": Joined.of_layer(
+            "ffn_gate_inp_shexp.weight", join=lambda weight: weight.unsqueeze(0)
+        ),
+    }
+)
+GPT_OSS_EXPERTS = _joined(
+    {
+        "self_attn.sinks": Joined.of_layer("attn_sinks.weight"),
+        "mlp.experts.gate_up_proj": Joined.of_layer(
+            "ffn_gate_exps.weight",
+            "ffn_up_exps.weight",
+            join=lambda gate, up: _interleaved(gate, up).transpose(1, 2),
+        ),
+        "mlp.experts.gate_up_proj_bias": Joined.of_layer(
+            "ffn_gate_exps.bias", "ffn_up_exps.bias", join=_interleaved
+        ),
+        "mlp.experts.down_proj": Joined.of_layer(
+            "ffn_down_exps.weight", join=lambda down: down.transpose(1, 2)
+        ),
+        "mlp.experts.down_proj_bias": Joined.of_layer("ffn_down_exps.bias"),
+    }
+)
+GEMMA4_EXPERTS = _joined(
+    {
+        "layer_scalar": Joined.of_layer("layer_output_scale.weight", default=1.0),
+        "router.scale": Joined.of_layer("ffn_gate_inp.scale"),
+        "router.per_expert_scale": Joined.of_layer("ffn_down_exps.scale"),
+        "experts.gate_up_proj": Joined.of_layer("ffn_gate_up_exps.weight"),
+        "experts.down_proj": Joined.of_layer("ffn_down_exps.weight"),
+    }
+)
+# GPT-2's linear layers have the outputs in columns.
+GPT2_LINEAR = {
+    f"transformer.h.*.{name}.weight": Joined.of_layer(f"{tensor}.weight", join=torch.t)
+    for name, tensor in _GPT2_LAYER.items()
+    if "." in name
+}
