@@ -61,6 +61,11 @@ class Format:
         """Write the model. Returns its folder and that of the unquantised model it stands for."""
         dense, folder = root / "dense", root / "quantized"
         save(self.recipe.build(), dense)
+        self.quantize_folder(dense, folder)
+        return folder, dense
+
+    def quantize_folder(self, dense: Path, folder: Path) -> None:
+        """Write a model quantised to another folder, and the weights it stands for to its own."""
         shutil.copytree(dense, folder)
         tensors = load_file(dense / "model.safetensors")
         stored = dict(tensors)
@@ -72,17 +77,16 @@ class Format:
             tensors[name] = weight
             del stored[name]
             stem = name.removesuffix(".weight")
-            parts |= {end: tensor.clone() for end, tensor in self.extra.items()}
+            parts |= self.extra
             stored |= {stem + end: tensor.clone() for end, tensor in parts.items()}
-        for path, each in ((dense, tensors), (folder, stored)):
-            save_tensors(path, each)
+        save_tensors(dense, tensors)
+        save_tensors(folder, stored)
         if self.file is None:
             config = json.loads((folder / "config.json").read_text())
             config["quantization_config"] = self.settings
             (folder / "config.json").write_text(json.dumps(config))
         else:
             (folder / self.file).write_text(json.dumps(self.settings))
-        return folder, dense
 
 
 def save_tensors(folder: Path, tensors: Tensors) -> None:

@@ -6,10 +6,12 @@ import transformers
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.attention import Segment
+from draftwise.models.stored.inputs import QuantizedInputs
 from draftwise.models.text_part import AbsentEncoder, absent_encoders, text_model_class
 
 from ..tiny_models import randomise
 from .loading_tools import load, refused
+from .quantized_folders import GPTQ, LOADED, Format, gptq
 
 TEXT = {
     "vocab_size": 32,
@@ -144,6 +146,29 @@ def test_missing_text_weights_are_refused(tmp_path):
     }
     model.save_pretrained(folder, state_dict=weights)
     assert "missing" in refused(folder).message
+
+
+@pytest.mark.parametrize("make", [llava, gemma3])
+def test_quantised_weights(tmp_path, make):
+    """Those of the encoder as well, which are not read."""
+    each = Format("gptq", GPTQ | {"group_size": -1}, gptq(group=0))
+    dense, _ = saved(make(), tmp_path / "dense")
+    each.quantize_folder(dense, tmp_path / "quantised")
+    loaded, expected = load(tmp_path / "quantised"), load(dense)
+    assert loaded.fingerprint == expected.fingerprint
+    assert (loaded.model.native is None) == (expected.model.native is None)
+    assert torch.equal(logits_in_chunks(loaded.model), logits_in_chunks(expected.model))
+
+
+def test_quantised_inputs(tmp_path):
+    each = next(each for each in LOADED if each.name == "w8a8")
+    dense, _ = saved(llava(), tmp_path / "dense")
+    each.quantize_folder(dense, tmp_path / "quantised")
+    loaded, expected = load(tmp_path / "quantised"), load(dense)
+    modules = loaded.model._model.modules()
+    assert sum(isinstance(module, QuantizedInputs) for module in modules) == 14
+    difference = logits_in_chunks(loaded.model) - logits_in_chunks(expected.model)
+    assert 0 < difference.abs().max() < 0.5
 
 
 def test_layers_of_the_text_part_are_checked(tmp_path):

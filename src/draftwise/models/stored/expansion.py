@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ class ExpandedWeights:
         """Find the tensors of each weight.
 
         Args:
-            files: the checkpoint, which must stay open while tensors are read.
+            files: the checkpoint.
             expansion: how its weights are expanded.
             role: the model's role; named in errors.
             name: the user's name for the model.
@@ -71,11 +72,13 @@ class ExpandedWeights:
         quantization = self._expansion.inputs
         if quantization is None:
             return
-        modules = dict(model.named_modules())
-        expanded = [each for each, tensor in self.tensors.items() if isinstance(tensor, _Weight)]
-        for name in (each.removesuffix(".weight") for each in expanded):
-            layer = modules.get(name)
-            if type(layer) is not nn.Linear:
+        linear = {each: module for each, module in model.named_modules() if _is_linear(module)}
+        for tensor, weight in self.tensors.items():
+            if not isinstance(weight, _Weight) or not weight.was_read:
+                continue
+            name = tensor.removesuffix(".weight")
+            found = _module_named(name, linear)
+            if found is None:
                 raise UnsupportedModelError(
                     self._role,
                     f"the inputs of {name} are quantised, which is supported for linear layers "
@@ -87,17 +90,37 @@ class ExpandedWeights:
                     raise UnsupportedModelError(
                         self._role, f"the inputs of {name} are quantised without {_INPUT_SCALE}"
                     )
-                scale = self._files.read(name + _INPUT_SCALE).to(layer.weight.dtype)
-            model.set_submodule(name, QuantizedInputs(layer, quantization, scale))
+                scale = self._files.read(name + _INPUT_SCALE).to(linear[found].weight.dtype)
+            model.set_submodule(found, QuantizedInputs(linear[found], quantization, scale))
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return type(module) is nn.Linear
+
+
+def _module_named(name: str, modules: Iterable[str]) -> str | None:
+    """The module that a checkpoint has under a name; ``None`` if it is not known.
+
+    Models that read images have other names for what is above their layers.
+    """
+    end = name[name.find("layers.") :]
+    found = [each for each in modules if each == name or each.endswith(f".{end}")]
+    return found[0] if len(found) == 1 else None
 
 
 class _Weight:
-    """A weight that is expanded when it is indexed."""
+    """A weight that is expanded when it is indexed.
+
+    Attributes:
+        was_read: whether it was.
+    """
 
     def __init__(self, files: CheckpointFiles, layout: Layout, stem: str) -> None:
         self._files, self._layout, self._stem = files, layout, stem
+        self.was_read = False
 
     def __getitem__(self, index: Any) -> Tensor:
+        self.was_read = True
         names = {end: self._stem + end for end in self._layout.ends}
         known = self._files.names
         parts = {end: self._files.read(name) for end, name in names.items() if name in known}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +19,20 @@ class CheckpointFiles:
         names: names of all tensors.
     """
 
-    def __init__(self, files: dict[str, Any]) -> None:
-        """Wrap the open file of each tensor, by the tensor's name."""
-        self._files = files
-        self.names = frozenset(files)
-
-    @classmethod
-    @contextmanager
-    def open(cls, folder: Path) -> Iterator[CheckpointFiles]:
+    def __init__(self, folder: Path) -> None:
         """Open the files that ``transformers`` would load.
+
+        They are closed with the last reference to them. After an error, threads of
+        ``transformers`` may still read them.
 
         Raises:
             OSError: the folder contains none, or one of them is missing.
         """
-        with ExitStack() as stack:
-            files = {}
-            for path in _paths(folder):
-                file = stack.enter_context(safe_open(path, framework="pt"))
-                files.update(dict.fromkeys(file.keys(), file))
-            yield cls(files)
+        self._files: dict[str, Any] = {}
+        for path in _paths(folder):
+            file: Any = safe_open(path, framework="pt")
+            self._files.update(dict.fromkeys(file.keys(), file))
+        self.names = frozenset(self._files)
 
     def read(self, name: str) -> Tensor:
         """A tensor."""

@@ -60,12 +60,11 @@ def load_checkpoint(
             empty = model_class.from_config(config, trust_remote_code=trust_remote_code)
         model_class, config = type(empty), empty.config
     folder = checkpoint_folder(location, role)
-    with CheckpointFiles.open(folder) as files:
-        weights = ExpandedWeights(files, expansion, role, name)
-        model, report = model_class.from_pretrained(
-            None, config=config, state_dict=weights.tensors, **options
-        )
-        weights.quantize_inputs(model)
+    weights = ExpandedWeights(CheckpointFiles(folder), expansion, role, name)
+    model, report = model_class.from_pretrained(
+        None, config=config, state_dict=weights.tensors, **options
+    )
+    weights.quantize_inputs(model)
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model, report
