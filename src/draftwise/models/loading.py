@@ -44,7 +44,7 @@ from draftwise.models.quantization import expand_weights, quantize_linear_layers
 from draftwise.models.stored.completeness import check_complete
 from draftwise.models.stored.loading import load_checkpoint
 from draftwise.models.support import check_config, context_length
-from draftwise.models.text_part import text_model_class
+from draftwise.models.text_part import absent_encoders, text_model_class
 from draftwise.models.vocabulary_map import (
     TokenTranslator,
     is_same_vocabulary,
@@ -384,7 +384,7 @@ def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module
         raise
     except Exception as error:  # a broken file can make the library raise anything
         raise source.error(error) from error
-    check_complete(report, model.config, source.role, source.name)
+    check_complete(report, model.config, source.role, source.name, absent_encoders(model))
     return model
 
 

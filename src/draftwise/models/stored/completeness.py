@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwise.errors import UnsupportedModelError
@@ -34,7 +34,9 @@ _UNNEEDED_PATTERN = re.compile("|".join(_UNNEEDED))
 _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 
 
-def check_complete(report: Mapping[str, Any], config: Any, role: str, name: str) -> None:
+def check_complete(
+    report: Mapping[str, Any], config: Any, role: str, name: str, absent: Sequence[str] = ()
+) -> None:
     """Refuse a model that lacks tensors, or that has not read a tensor which it may need.
 
     Args:
@@ -42,6 +44,7 @@ def check_complete(report: Mapping[str, Any], config: Any, role: str, name: str)
         config: the model's configuration.
         role: the model's role; named in errors.
         name: the user's name for the model.
+        absent: names of the modules that were not loaded, whose tensors are not read.
 
     Raises:
         UnsupportedModelError: names such a tensor.
@@ -53,7 +56,12 @@ def check_complete(report: Mapping[str, Any], config: Any, role: str, name: str)
             f"the weights of {name!r} are not a complete causal language model: "
             f"{len(missing)} are missing, such as {missing[0]}",
         )
-    unread = sorted(each for each in report["unexpected_keys"] if not _is_unneeded(each, config))
+    parts = tuple(f"{each}." for each in absent)
+    unread = sorted(
+        each
+        for each in report["unexpected_keys"]
+        if not _is_unneeded(each, config) and not each.startswith(parts)
+    )
     if unread:
         raise UnsupportedModelError(
             role,
