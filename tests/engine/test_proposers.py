@@ -59,7 +59,9 @@ def build(models, recipe, policy, max_batch_size, draft=LastTokens.name, **specu
     made = policy_class(policy)
     target = load_model(models.folder(recipe), "target", torch.float32, torch.device("cpu"), None)
     companion = None
-    if made.uses_companion():
+    # Some policies let a companion score drafts of a model only.
+    scores = made.scores_offers or not PROPOSERS[draft].estimates_acceptance
+    if made.uses_companion() and scores:
         folder = models.folder(recipe.draft(noise=0.2, noise_seed=2))
         companion = load_model(folder, "companion", torch.float32, torch.device("cpu"), None)
     return Engine(
