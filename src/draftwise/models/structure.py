@@ -59,7 +59,8 @@ class Checks:
     @property
     def hidden_size(self) -> int:
         """Size of the residual stream."""
-        size: int = self.model.config.get_text_config().hidden_size
+        text = self.model.config.get_text_config()
+        size: int = getattr(text, "hidden_size", self.embedding.weight.shape[1])
         return size
 
     @contextmanager
