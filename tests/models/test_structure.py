@@ -163,6 +163,16 @@ def test_another_choice_of_experts_by_rounding_is_not_refused(family):
         assert PretrainedModel(model, "target", 256).vocab_size == 512
 
 
+def test_a_rounded_scale_of_the_embedding_is_not_refused(models):
+    """Gemma 3 keeps the root of its size, rounded to the dtype that it was loaded in."""
+    recipe = Recipe("gemma3_text", vocab=32, config={"hidden_size": 40})
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        models.folder(recipe), dtype=torch.bfloat16
+    )
+    assert model.model.embed_tokens.embed_scale.float() != 40**0.5
+    assert PretrainedModel(model, "target", CONTEXT).vocab_size == 32
+
+
 class TestCopies:
     """Copies in float32 for the checks."""
 

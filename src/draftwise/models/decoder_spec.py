@@ -353,9 +353,10 @@ def _norm(norm: Any, family: _Family) -> NormSpec:
 
 def _embedding_scale(embedding: nn.Embedding, family: _Family, config: Any) -> float:
     if family.scales_embedding:
-        # The models round the factor to the dtype of the weights.
-        factor = torch.tensor(config.hidden_size**0.5, dtype=embedding.weight.dtype)
-        return float(factor)
+        # The models round the factor to the dtype of the weights. Those that keep it rounded it to
+        # the dtype that they were loaded in.
+        kept = getattr(embedding, "embed_scale", config.hidden_size**0.5)
+        return float(torch.as_tensor(kept).to(embedding.weight.dtype))
     scale: float = getattr(config, "embedding_multiplier", 1.0)
     return scale
 
