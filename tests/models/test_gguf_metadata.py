@@ -53,9 +53,7 @@ REFUSED = {
     "gemma4, widths and kv heads per layer": "'gemma4.attention.head_count_kv' = [2, 1, 2, 1]",
     "phi3, qkv bias": "'blk.0.attn_qkv.bias'",
     "gpt-oss, freq_base_swa": "'gpt-oss.rope.freq_base_swa' = 100.0",
-    # The engine does not compute these architectures, or layers that share keys.
-    "gemma4, shared layers": "gemma4_text shares keys and values between layers",
-    "gemma4, shared layers without their tensors": "shares keys and values between layers",
+    # The engine does not compute these architectures.
     "stablelm": "architecture 'stablelm'",
     "stablelm, qkv bias": "architecture 'stablelm'",
     "stablelm, parallel": "architecture 'stablelm'",
@@ -79,6 +77,7 @@ REPRESENTATIVE = {
     "gemma2, caps",
     "gemma3, window, linear",
     "gemma4, experts",
+    "gemma4, shared layers",
     "phi3, partial, long, attn_factor",
     "mistral3, all",
     "granite, all scales",
@@ -163,12 +162,12 @@ def test_what_is_unknown_or_wrong_is_named(tmp_path, case, named):
 def test_keys_of_others_are_harmless(tmp_path):
     keys = {"general.sampling.temp": 0.5, "general.license.name": "free", "tokenizer.other": 1}
     file = make(Case("llama", keys), tmp_path / "case.gguf")
-    assert configuration(GgufFile(str(file), "target")).num_hidden_layers == 3
+    assert configuration(GgufFile([file], "target")).num_hidden_layers == 3
 
 
 def test_the_served_context_chooses_the_factors_of_longrope(tmp_path):
     case = CASES["phi3, long"]
-    file = GgufFile(str(make(case, tmp_path / "case.gguf")), "target")
+    file = GgufFile([make(case, tmp_path / "case.gguf")], "target")
     for length, tensor in ((None, "long"), (513, "long"), (512, "short")):
         rope = configuration(file, length).rope_parameters
         expected = case.tensors[f"rope_factors_{tensor}.weight"]
@@ -183,7 +182,7 @@ def test_the_native_kernels_serve_factors_that_do_not_depend_on_the_text(tmp_pat
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_ending_tokens_are_those_of_llama_cpp(tmp_path, name):
-    file = GgufFile(str(make(VOCABULARIES[name], tmp_path / "case.gguf")), "target")
+    file = GgufFile([make(VOCABULARIES[name], tmp_path / "case.gguf")], "target")
     texts = file.value("tokenizer.ggml.tokens")
     found = [texts[token] for token in sorted(end_tokens(file))]
     assert found == RECORDED[name]["ends"]
@@ -203,4 +202,4 @@ def test_big_endian_files_are_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(UnsupportedModelError, match="big-endian"):
-        GgufFile(str(tmp_path / "big.gguf"), "target")
+        GgufFile([tmp_path / "big.gguf"], "target")

@@ -76,6 +76,10 @@ GEMMA: Mapping[str, Case] = {
             for name in ("k", "v", "k_norm")
         },
     ),
+    "gemma4, shared layers of twice the width": case(
+        "gemma4",
+        {"attention.shared_kv_layers": 2, "feed_forward_length": [192, 192, 384, 384]},
+    ),
     "gemma4, no per-layer input": case(
         "gemma4", {"embedding_length_per_layer_input": 0}, tensors=_NO_PER_LAYER_INPUT
     ),

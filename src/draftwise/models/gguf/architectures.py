@@ -7,7 +7,7 @@ reason. Any other key, and any other tensor, is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -68,6 +68,7 @@ class Architecture:
         adds_one: whether norms are stored with 1 added.
         joined: parameters that are not the weight or bias of one tensor.
         optional_biases: tensors whose bias counts as zero if it is missing.
+        unused: tensors that a file may have although the model does not use them.
     """
 
     model_type: str
@@ -84,6 +85,7 @@ class Architecture:
     adds_one: bool = False
     joined: Mapping[str, names.Joined] = field(default_factory=dict)
     optional_biases: frozenset[str] = _QKV | {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
+    unused: Callable[[Metadata], Iterable[str]] = lambda metadata: ()
 
 
 _UNREAD = "llama.cpp does not read it for this architecture"
@@ -358,8 +360,9 @@ def _gemma4(metadata: Metadata, shape: Shape) -> Settings:
         "sliding_window": metadata.count("attention.sliding_window"),
         "layer_types": _layer_types(metadata, shape, None),
         "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0) or None,
-        "num_kv_shared_layers": metadata.value("attention.shared_kv_layers", 0),
+        "num_kv_shared_layers": _shared_layers(metadata),
         **_gemma4_heads(metadata, shape),
+        **_gemma4_width(metadata, shape),
         "hidden_size_per_layer_input": metadata.value("embedding_length_per_layer_input"),
         "vocab_size_per_layer_input": metadata.file.tensors["token_embd.weight"][0],
         "rope_parameters": {
@@ -384,6 +387,31 @@ def _gemma4(metadata: Metadata, shape: Shape) -> Settings:
     return settings
 
 
+def _shared_layers(metadata: Metadata) -> int:
+    """The number of last layers that use the keys and values of others."""
+    name = "attention.shared_kv_layers"
+    return metadata.count(name) if metadata.value(name, 0) else 0
+
+
+def _unused_by_shared_layers(metadata: Metadata) -> Iterable[str]:
+    last = metadata.count("block_count")
+    for layer in range(last - _shared_layers(metadata), last):
+        for tensor in ("attn_k", "attn_v", "attn_k_norm"):
+            yield f"blk.{layer}.{tensor}.weight"
+
+
+def _gemma4_width(metadata: Metadata, shape: Shape) -> Settings:
+    """Feed-forward blocks have the same width, or twice that in layers that share keys."""
+    name = "feed_forward_length"
+    found, shared = metadata.value(name), _shared_layers(metadata)
+    if not isinstance(found, list) or len(found) != shape.num_layers or not shared:
+        return {"intermediate_size": metadata.count(name)}
+    own = shape.num_layers - shared
+    if found == [found[0]] * own + [2 * found[0]] * shared:
+        return {"intermediate_size": found[0], "use_double_wide_mlp": True}
+    return {"intermediate_size": metadata.count(name)}
+
+
 def _gemma4_heads(metadata: Metadata, shape: Shape) -> Settings:
     """Key-value heads of layers with and without a window, and whether the latter have values."""
     name = "attention.head_count_kv"
@@ -396,7 +424,8 @@ def _gemma4_heads(metadata: Metadata, shape: Shape) -> Settings:
     }
     if len(heads) != shape.num_layers or any(len(each) > 1 for each in by_type.values()):
         raise metadata.refuse(name, "layers of the same type that differ in it are not supported")
-    own_values = f"blk.{shape.num_layers - 1}.attn_v.weight" in metadata.file.tensors
+    first = slides.index(False) if False in slides else 0
+    own_values = f"blk.{first}.attn_v.weight" in metadata.file.tensors
     full = by_type[False].pop() if by_type[False] else shape.heads
     sliding = by_type[True].pop() if by_type[True] else full
     if own_values and sliding != full:
@@ -548,6 +577,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         rotary_tensors=frozenset({FREQUENCIES}),
         has_free_heads=True,
         joined=names.GEMMA4_EXPERTS,
+        unused=_unused_by_shared_layers,
     ),
     "phi3": Architecture(
         "phi3",

@@ -123,8 +123,11 @@ def _settings(
     }
     if "num_key_value_heads" not in own:
         settings["num_key_value_heads"] = metadata.count("attention.head_count_kv", heads)
-    inner = own.get("intermediate_size", own.get("moe_intermediate_size"))
-    settings.setdefault("intermediate_size", metadata.count("feed_forward_length", inner))
+    if "intermediate_size" in own:
+        metadata.ignore(["feed_forward_length"])
+    else:
+        inner = own.get("moe_intermediate_size")
+        settings["intermediate_size"] = metadata.count("feed_forward_length", inner)
     if rotated != head_size:
         settings["rope_parameters"]["partial_rotary_factor"] = _share(rotated, head_size)
     if settings["rope_parameters"].get("rope_type") == "longrope":

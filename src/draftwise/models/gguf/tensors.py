@@ -102,7 +102,7 @@ def sources(file: GgufFile, parameters: Iterable[str]) -> dict[str, Source]:
     """
     finder = _Finder(file)
     found = {name: finder.source(name) for name in parameters}
-    used = set(ROTARY_TENSORS)
+    used = ROTARY_TENSORS | set(architecture_of(file).unused(Metadata(file)))
     for part in (part for each in found.values() for part in each.parts):
         used |= {part.tensor} | ({part.scale} if part.scale else set())
     for name in file.tensors:
