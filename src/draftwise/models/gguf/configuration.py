@@ -15,12 +15,12 @@ from draftwise.models.gguf.architectures import (
     IGNORED,
     WITHOUT_EFFECT,
     Architecture,
-    Shape,
 )
 from draftwise.models.gguf.end_tokens import end_tokens
 from draftwise.models.gguf.file import GgufFile
 from draftwise.models.gguf.metadata import Metadata
 from draftwise.models.gguf.rotary import ROTARY_TENSORS, read_rotary
+from draftwise.models.gguf.shared_settings import Shape
 
 HEAD = "output.weight"
 _EMBEDDING = "token_embd.weight"
