@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from . import comparison, heads
+from . import comparison, formats, heads
 from .architectures import causal, image_text
 from .processes import Task
 
@@ -22,9 +22,14 @@ def _heads() -> list[Task]:
     return [Task("heads", each, partial(heads.examine, each)) for each in heads.LAYOUTS]
 
 
+def _formats() -> list[Task]:
+    return [Task("formats", each, partial(formats.examine, each)) for each in formats.FORMATS]
+
+
 KINDS: Mapping[str, Callable[[], list[Task]]] = {
     "causal": _causal,
     "image-text": _image_text,
+    "formats": _formats,
     "heads": _heads,
 }
 

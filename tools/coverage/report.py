@@ -17,6 +17,7 @@ _BEGIN, _END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 _TITLES = {
     "causal": "Causal language models",
     "image-text": "Models that also read images or sounds",
+    "formats": "Formats of quantised weights",
     "heads": "Drafting heads",
 }
 
