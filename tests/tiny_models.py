@@ -200,15 +200,18 @@ def randomise(
     seed: int,
     sharpness: float,
     logits: Callable[[Tensor], Tensor] | None = None,
+    head: nn.Module | None = None,
 ) -> None:
     """Draw all weights at random, biases and norms included.
 
     Args:
-        model: the model; without a head of its own its logits are as they come.
+        model: the model.
         seed: of the weights.
         sharpness: standard deviation of the logits.
         logits: the model's logits for ``[prompts, tokens]`` ids; by default those of its own
             forward pass.
+        head: the projection to the vocabulary; by default the model's own. Without any, the logits
+            are as they come.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
@@ -218,14 +221,13 @@ def randomise(
         else:
             # Wide enough that attention and the layers above it matter.
             parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
-    module = model.get_output_embeddings()
-    if module is None:
+    head = model.get_output_embeddings() if head is None else head
+    if head is None:
         return
-    head = module.weight
-    ids = torch.randint(0, head.shape[0], (8, 16), generator=generator)
+    ids = torch.randint(0, head.weight.shape[0], (8, 16), generator=generator)
     for _ in range(4):  # a head tied to the embedding changes what it reads
         scores = model(input_ids=ids).logits if logits is None else logits(ids)
-        head.mul_(sharpness / scores.std())
+        head.weight.mul_(sharpness / scores.std())
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ All are by the model type of a configuration or of a part of one; by its class i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -149,3 +149,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
     },
 }
+
+# Files with an empty dictionary that a model's folder must have.
+FILES: Mapping[str, Sequence[str]] = {"qwen2_5_omni": ["spk_dict.pt"]}

@@ -18,6 +18,7 @@ class Reference:
     """A model of ``transformers``, by its log-probabilities.
 
     Attributes:
+        text: the part of the model that reads and writes texts; mostly the whole.
         vocab: number of tokens of texts.
         padding: tokens that stand for nothing, and which some models do not count as positions.
     """
@@ -31,8 +32,8 @@ class Reference:
         """
         self._model = model.eval()
         self._known: dict[tuple[int, ...], Tensor] = {}
-        self._text = self._find_text_part()
-        known: int = self._text.get_input_embeddings().num_embeddings
+        self.text = self._find_text_part()
+        known: int = self.text.get_input_embeddings().num_embeddings
         logits = self.logits(_TEXT)
         if not torch.equal(logits, self.logits(_TEXT)):
             raise ValueError("it gives other logits for the same text each time")
@@ -43,7 +44,7 @@ class Reference:
     @torch.no_grad()
     def logits(self, ids: Tensor) -> Tensor:
         """``[prompts, tokens, vocab]`` logits for ``[prompts, tokens]`` ids."""
-        return _logits(self._text, ids)
+        return _logits(self.text, ids)
 
     def logprobs(self, tokens: Sequence[int]) -> Tensor:
         """``[tokens, vocab]`` log-probabilities of the token after each of a text."""

@@ -67,6 +67,8 @@ _NEEDED = {
     "num_experts_per_tok": 2,
     "n_routed_experts": 8,
 }
+# In names of lists with a size for each layer.
+_UNITS = {"intermediate_size": INNER, "hidden_size": HIDDEN, "heads": HEADS}
 _KEY_HEADS = re.compile(r"key_value_heads$|kv_heads$|kv_n_heads$")
 # Every nth layer is of another kind.
 _PERIODS = re.compile(r"(period|interval|every_n_layers|_pattern|sparse_step|layer_step)$")
@@ -106,11 +108,10 @@ def tiny_config(kind: type[PreTrainedConfig], default: PreTrainedConfig | None =
 
 def _of_layers(name: str, value: Any) -> Any:
     """Sizes of each layer, as different from each other as they were."""
-    is_sizes = isinstance(value, list) and re.search(r"intermediate_size|heads", name)
-    if not is_sizes:
+    unit = next((size for part, size in _UNITS.items() if part in name), None)
+    if unit is None or not isinstance(value, list):
         return value
     sizes = sorted(set(value))
-    unit = INNER if "intermediate" in name else HEADS
     return [unit * (1 + sizes.index(each)) for each in value]
 
 
