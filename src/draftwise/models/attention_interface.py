@@ -33,6 +33,7 @@ _HARMLESS = frozenset(
         "output_hidden_states",
         "return_dict",
         "cache_position",
+        "logits_to_keep",
     }
 )
 

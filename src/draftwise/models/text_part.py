@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from transformers import (
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedModel,
     TimmWrapperModel,
@@ -63,7 +64,7 @@ def text_model_class(config: Any, role: str) -> Any | None:
         A class with ``from_pretrained``; ``None`` where ``AutoModelForCausalLM`` is to load the
         model.
     """
-    if not is_composite(config):
+    if not is_composite(config) and type(config) in AutoModelForCausalLM._model_mapping:
         return None
     for auto in _COMPOSITES:
         found = auto._model_mapping.get(type(config), None)
