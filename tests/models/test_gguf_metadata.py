@@ -16,6 +16,7 @@ from draftwise.models.loading import load_model
 
 from ..levels import exhaustive_unless
 from .gguf_files import CASES, VOCABULARIES, Case, make, recorded, tokens
+from .gguf_files.case import LONGROPE, YARN
 
 CPU = torch.device("cpu")
 RECORDED = recorded()["cases"]
@@ -149,7 +150,10 @@ def test_files_that_llama_cpp_refuses_are_refused():
         (Case("llama", tensors={"blk.1.ffn_down.weight": (128, 96)}), "of shape [128, 96]"),
         (Case("llama", tensors={"token_embd.weight": None}), "'token_embd.weight'"),
         (Case("llama", tensors={"rope_freqs.weight": [1.0] * 8}), "'rope_freqs.weight'"),
-        (Case("llama", tensors={"rope_factors_long.weight": [1.0] * 16}), "rope_factors_"),
+        (Case("llama", tensors={"rope_factors_long.weight": [1.0] * 16}), "rope_factors_long"),
+        (Case("llama", LONGROPE, {"rope_factors_long.weight": [1.0] * 16}), "rope_factors_short"),
+        (Case("llama", LONGROPE, {"rope_freqs.weight": [1.0] * 16}), "'rope_freqs.weight'"),
+        (Case("llama", YARN, {"rope_freqs.weight": [1.0] * 16}), "'yarn': YaRN is not supported"),
     ],
 )
 def test_what_is_unknown_or_wrong_is_named(tmp_path, case, named):

@@ -19,7 +19,7 @@ from draftwise.models.gguf.architectures import (
 from draftwise.models.gguf.end_tokens import end_tokens
 from draftwise.models.gguf.file import GgufFile
 from draftwise.models.gguf.metadata import Metadata
-from draftwise.models.gguf.rotary import ROTARY_TENSORS, read_rotary
+from draftwise.models.gguf.rotary import read_rotary
 from draftwise.models.gguf.shared_settings import Shape
 
 HEAD = "output.weight"
@@ -100,9 +100,7 @@ def _settings(
     ):
         because = f"all {head_size} numbers of a head must be rotated"
         raise metadata.refuse("rope.dimension_count", because)
-    for name in sorted(ROTARY_TENSORS & file.tensors.keys() - architecture.rotary_tensors):
-        raise file.error(f"has the tensor {name!r}, which this architecture does not use")
-    rotary = read_rotary(metadata, rotated // 2, served)
+    rotary = read_rotary(metadata, rotated // 2, served, architecture.rotary_tensors)
     shape = Shape(hidden, metadata.count("block_count"), heads, head_size, rotary)
     own = architecture.settings(metadata, shape)
     norm = "layer_norm_epsilon" if architecture.has_layer_norms else "layer_norm_rms_epsilon"

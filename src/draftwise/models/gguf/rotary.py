@@ -90,7 +90,7 @@ def mscale(factor: float, multiplier: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
-def read_rotary(metadata: Metadata, num_pairs: int, length: int) -> Rotary:
+def read_rotary(metadata: Metadata, num_pairs: int, length: int, tensors: frozenset[str]) -> Rotary:
     """Read the rotary embedding of the layers that are not special.
 
     Args:
@@ -98,6 +98,7 @@ def read_rotary(metadata: Metadata, num_pairs: int, length: int) -> Rotary:
         num_pairs: rotated pairs of a head.
         length: longest context that will be served. It decides between the two tensors of longrope,
             once for all texts.
+        tensors: names of the tensors that the architecture uses, if the file has them.
 
     Raises:
         UnsupportedModelError: a value or a tensor is not supported.
@@ -114,7 +115,9 @@ def read_rotary(metadata: Metadata, num_pairs: int, length: int) -> Rotary:
         "rope.scaling.original_context_length", metadata.count("context_length")
     )
     attention = metadata.number("rope.scaling.attn_factor", 1.0)
-    divisors = _divisors(metadata, kind, num_pairs, length > original)
+    divisors = _divisors(metadata, _used(kind, tensors), num_pairs, length > original)
+    if divisors is not None and kind == "yarn":
+        raise metadata.refuse("rope.scaling.type", "YaRN is not supported with a tensor of factors")
     if divisors is None and attention != 1:
         divisors = (1.0,) * num_pairs
     return Rotary(
@@ -127,21 +130,26 @@ def read_rotary(metadata: Metadata, num_pairs: int, length: int) -> Rotary:
     )
 
 
+def _used(kind: str, tensors: frozenset[str]) -> frozenset[str]:
+    """The tensors of an architecture that a type of scaling uses."""
+    if FREQUENCIES not in tensors:  # Phi 3 uses the factors with any type
+        return tensors
+    return tensors & ({LONG, SHORT} if kind == "longrope" else {FREQUENCIES})
+
+
 def _divisors(
-    metadata: Metadata, kind: str, num_pairs: int, is_long: bool
+    metadata: Metadata, used: frozenset[str], num_pairs: int, is_long: bool
 ) -> tuple[float, ...] | None:
     """The numbers of the tensor that divides the frequencies; ``None`` if there is none."""
     file = metadata.file
     present = ROTARY_TENSORS & file.tensors.keys()
+    for name in sorted(present - used):
+        raise file.error(f"has the tensor {name!r}, which its rotary embedding does not use")
     if not present:
         return None
-    name = FREQUENCIES if FREQUENCIES in present else LONG if is_long else SHORT
-    usual = {FREQUENCIES} if name == FREQUENCIES else {LONG, SHORT}
-    if present != usual:
-        wrong = sorted(present - usual) or sorted(usual - present)
-        raise file.error(f"has or lacks the tensor {wrong[0]!r} beside {sorted(present & usual)}")
-    if kind == "yarn":
-        raise file.error(f"has the tensor {name!r} and YaRN, which are not supported together")
+    for name in sorted(used - present):
+        raise file.error(f"has no tensor {name!r}, which its rotary embedding needs")
+    name = FREQUENCIES if FREQUENCIES in used else LONG if is_long else SHORT
     if file.tensors[name] != (num_pairs,):
         shape = list(file.tensors[name])
         raise file.error(f"has the tensor {name!r} of shape {shape}, and {num_pairs} are rotated")
