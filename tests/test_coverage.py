@@ -177,10 +177,12 @@ def test_heads(layout, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_every_architecture():
-    results = list(run(select(["causal", "image-text"]), os.cpu_count() or 2, 300.0))
+def test_everything():
+    results = list(run(select(list(KINDS)), os.cpu_count() or 2, 300.0))
     faults = [each for each in results if each.verdict in FAULTS]
     assert not faults, json.dumps([(each.name, each.details) for each in faults], indent=1)
     equal = [each.kind for each in results if each.verdict is Verdict.EQUAL]
     assert equal.count("causal") >= 98
     assert equal.count("image-text") >= 40
+    assert equal.count("formats") >= 35
+    assert equal.count("heads") == len(heads.LAYOUTS)
