@@ -11,11 +11,16 @@ import torch
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.attention import Segment
 from draftwise.models.gguf import GgufFile, configuration
-from draftwise.models.gguf.end_tokens import end_tokens
 from draftwise.models.loading import load_model
 
 from ..levels import exhaustive_unless
-from .gguf_files import CASES, VOCABULARIES, Case, make, recorded, tokens
+from .gguf_files import (
+    CASES,
+    Case,
+    make,
+    recorded,
+    tokens,
+)
 from .gguf_files.case import LONGROPE, YARN
 
 CPU = torch.device("cpu")
@@ -182,21 +187,6 @@ def test_the_served_context_chooses_the_factors_of_longrope(tmp_path):
 def test_the_native_kernels_serve_factors_that_do_not_depend_on_the_text(tmp_path):
     loaded = load(CASES["llama, rope_freqs"], tmp_path)
     assert loaded.model.slow_path is None
-
-
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_ending_tokens_are_those_of_llama_cpp(tmp_path, name):
-    file = GgufFile([make(VOCABULARIES[name], tmp_path / "case.gguf")], "target")
-    texts = file.value("tokenizer.ggml.tokens")
-    found = [texts[token] for token in sorted(end_tokens(file))]
-    assert found == RECORDED[name]["ends"]
-
-
-def test_a_loaded_model_has_the_ending_tokens(tmp_path):
-    name = "ends: harmony, eos is end"
-    loaded = load(VOCABULARIES[name], tmp_path)
-    names = loaded.tokenizer.convert_ids_to_tokens(sorted(loaded.eos_token_ids))
-    assert names == RECORDED[name]["ends"]
 
 
 def test_big_endian_files_are_refused(tmp_path):

@@ -18,6 +18,9 @@ The recorded object has, for each case:
 - ``refused`` instead of both where llama.cpp loads no such file: its reason;
 - ``ends`` instead of both for a vocabulary: the texts of the tokens that end a generation.
 
+Beside the cases it has ``splits``: for the ways in which byte-level vocabularies split texts
+(``names``), the tokens of each text, with the one that begins a text where llama.cpp adds one.
+
 Attention is computed without the flash kernel, and keys and values are kept in float32. llama.cpp
 reads GELU from a table of float16 values, which moves log-probabilities by up to 0.01 (0.3 in the
 deepest files), so the recorded values are those of a build without that table. Unpack the source
@@ -113,6 +116,38 @@ def ending_tokens(path: Path) -> list[str]:
     ]
 
 
+def tokenized(path: Path, texts: tuple[str, ...]) -> list[list[int]]:
+    """llama.cpp's tokens of texts."""
+    import llama_cpp
+
+    options = llama_cpp.llama_model_default_params()
+    options.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
+    if not model:
+        sys.exit("not loaded")
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    found = []
+    for text in texts:
+        data = text.encode()
+        buffer = (llama_cpp.llama_token * (len(data) + 2))()
+        count = llama_cpp.llama_tokenize(
+            vocabulary, data, len(data), buffer, len(buffer), True, True
+        )
+        found.append(list(buffer[:count]))
+    return found
+
+
+def splits() -> list[dict[str, Any]]:
+    """The tokens of all texts, by the names that split them in the same way."""
+    found: dict[str, list[str]] = {}
+    for name in files.NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            path = files.make_vocabulary(name, Path(folder) / "vocabulary.gguf")
+            answer = json.dumps(tokenized(path, files.TEXTS))
+        found.setdefault(answer, []).append(name)
+    return [{"names": names, "tokens": json.loads(answer)} for answer, names in found.items()]
+
+
 def answer(name: str) -> dict[str, Any]:
     """What llama.cpp says about a case, in this process."""
     case = files.CASES.get(name) or files.VOCABULARIES[name]
@@ -170,7 +205,8 @@ def main() -> None:
         shown = {key: known[name][key] for key in ("sum", "ends", "refused") if key in known[name]}
         print(f"{name}: {shown}", flush=True)
     lines = [f"{json.dumps(name)}: {json.dumps(known[name])}" for name in every if name in known]
-    head = f'"llama_cpp_python": "{llama_cpp.__version__}",\n"cases": {{\n'
+    head = f'"llama_cpp_python": "{llama_cpp.__version__}",\n"splits": [\n'
+    head += ",\n".join(json.dumps(each) for each in splits()) + '\n],\n"cases": {\n'
     files.writing.REFERENCE.write_text("{\n" + head + ",\n".join(lines) + "\n}\n}\n")
 
 

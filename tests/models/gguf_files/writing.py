@@ -60,7 +60,7 @@ def _numbers(name: str, shape: tuple[int, ...], sizes: Mapping[str, float]) -> n
     return numbers.astype(np.float32)
 
 
-def _byte_texts() -> list[str]:
+def byte_texts() -> list[str]:
     """The texts of the 256 bytes in byte-level BPE, in GPT-2's order."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return [chr(byte) for byte in shown] + [chr(0x100 + at) for at in range(256 - len(shown))]
@@ -72,7 +72,7 @@ def _vocabulary(case: Case, writer: gguf.GGUFWriter, pieces: bool) -> list[str]:
         texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
         types = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256
     else:
-        texts = [*_byte_texts(), *(merge.replace(" ", "") for merge in _MERGES)]
+        texts = [*byte_texts(), *(merge.replace(" ", "") for merge in _MERGES)]
         types = [_NORMAL] * len(texts)
         writer.add_token_merges(_MERGES)
     texts += [f"▁{at}" for at in range(len(texts), FIRST_SPECIAL)]

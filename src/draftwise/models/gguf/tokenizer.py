@@ -97,6 +97,7 @@ def _complete_pieces(file: GgufFile, tokenizer: Any) -> None:
     for name, token in _DEFAULTS.items():
         if file.value(_PREFIX + _SPECIAL_KEYS[name]) is None and token < len(texts):
             setattr(tokenizer, name, texts[token])
+    tokenizer.add_bos_token = file.value(f"{_PREFIX}add_bos_token", True)
     tokenizer.update_post_processor()
     backend = tokenizer.backend_tokenizer
     has_prefix = isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace)
