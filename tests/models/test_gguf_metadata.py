@@ -7,10 +7,11 @@ not computed in the same way are refused, and the key, the tensor or the archite
 import gguf
 import pytest
 import torch
+from transformers.models.olmo3 import modeling_olmo3
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.attention import Segment
-from draftwise.models.gguf import GgufFile, configuration
+from draftwise.models.gguf import GgufFile, configuration, read_configuration
 from draftwise.models.loading import load_model
 
 from ..levels import exhaustive_unless
@@ -171,14 +172,14 @@ def test_what_is_unknown_or_wrong_is_named(tmp_path, case, named):
 def test_keys_of_others_are_harmless(tmp_path):
     keys = {"general.sampling.temp": 0.5, "general.license.name": "free", "tokenizer.other": 1}
     file = make(Case("llama", keys), tmp_path / "case.gguf")
-    assert configuration(GgufFile([file], "target")).num_hidden_layers == 3
+    assert read_configuration(GgufFile([file], "target")).num_hidden_layers == 3
 
 
 def test_the_served_context_chooses_the_factors_of_longrope(tmp_path):
     case = CASES["phi3, long"]
     file = GgufFile([make(case, tmp_path / "case.gguf")], "target")
     for length, tensor in ((None, "long"), (513, "long"), (512, "short")):
-        rope = configuration(file, length).rope_parameters
+        rope = read_configuration(file, length).rope_parameters
         expected = case.tensors[f"rope_factors_{tensor}.weight"]
         assert rope["long_factor"] == rope["short_factor"]
         assert rope["long_factor"] == pytest.approx(expected, rel=1e-6)
@@ -187,6 +188,19 @@ def test_the_served_context_chooses_the_factors_of_longrope(tmp_path):
 def test_the_native_kernels_serve_factors_that_do_not_depend_on_the_text(tmp_path):
     loaded = load(CASES["llama, rope_freqs"], tmp_path)
     assert loaded.model.slow_path is None
+
+
+def test_versions_of_transformers_that_lack_something_are_named(tmp_path, monkeypatch):
+    def of_one_kind(self, x, position_ids):
+        raise AssertionError
+
+    case = CASES["olmo2, window, linear"]
+    monkeypatch.setattr(modeling_olmo3.Olmo3RotaryEmbedding, "forward", of_one_kind)
+    with pytest.raises(UnsupportedModelError, match="this version of transformers does not comp"):
+        load(case, tmp_path)
+    monkeypatch.setattr(configuration, "CONFIG_MAPPING", {})
+    with pytest.raises(UnsupportedModelError, match="needs 'olmo3', which this version"):
+        load(case, tmp_path)
 
 
 def test_big_endian_files_are_refused(tmp_path):

@@ -347,7 +347,7 @@ def no_progress_bars() -> Iterator[None]:
 
 def _load_config(source: _Source, max_model_len: int | None) -> Any:
     if source.gguf is not None:
-        return gguf.configuration(source.gguf, max_model_len)
+        return gguf.read_configuration(source.gguf, max_model_len)
     try:
         config = AutoConfig.from_pretrained(source.location, **source.options)
     except Exception as error:  # a broken file can make the library raise anything

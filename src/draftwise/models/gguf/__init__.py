@@ -7,7 +7,7 @@ the file's blocks (:mod:`draftwise.models.gguf.blocks`). A key or a tensor that 
 refused by name.
 """
 
-from draftwise.models.gguf.configuration import configuration
+from draftwise.models.gguf.configuration import read_configuration
 from draftwise.models.gguf.file import GgufFile
 from draftwise.models.gguf.file_names import find_gguf, is_gguf
 from draftwise.models.gguf.tokenizer import load_tokenizer
@@ -15,10 +15,10 @@ from draftwise.models.gguf.weights import keep_blocks, load_weights
 
 __all__ = [
     "GgufFile",
-    "configuration",
     "find_gguf",
     "is_gguf",
     "keep_blocks",
     "load_tokenizer",
     "load_weights",
+    "read_configuration",
 ]

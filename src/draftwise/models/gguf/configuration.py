@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import nextafter
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from draftwise.models.gguf.architectures import (
@@ -26,7 +26,7 @@ HEAD = "output.weight"
 _EMBEDDING = "token_embd.weight"
 
 
-def configuration(file: GgufFile, max_model_len: int | None = None) -> Any:
+def read_configuration(file: GgufFile, max_model_len: int | None = None) -> Any:
     """The configuration of the model in a file.
 
     Args:
@@ -51,6 +51,8 @@ def configuration(file: GgufFile, max_model_len: int | None = None) -> Any:
     metadata.ignore(architecture.ignored)
     metadata.check_all_used()
     model_type = settings.pop("model_type", architecture.model_type)
+    if model_type not in CONFIG_MAPPING:
+        raise file.error(f"needs {model_type!r}, which this version of transformers does not have")
     with _quiet_transformers():
         try:
             return AutoConfig.for_model(model_type, **settings)
@@ -127,7 +129,9 @@ def _settings(
         inner = own.get("moe_intermediate_size")
         settings["intermediate_size"] = metadata.count("feed_forward_length", inner)
     if rotated != head_size:
-        settings["rope_parameters"]["partial_rotary_factor"] = _share(rotated, head_size)
+        share = _share(rotated, head_size)
+        settings["rope_parameters"]["partial_rotary_factor"] = share
+        settings["partial_rotary_factor"] = share  # where older versions of transformers look
     if settings["rope_parameters"].get("rope_type") == "longrope":
         settings["original_max_position_embeddings"] = rotary.original
     return settings

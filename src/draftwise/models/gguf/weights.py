@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from draftwise.models.gguf.configuration import is_tied
 from draftwise.models.gguf.file import GgufFile
 from draftwise.models.gguf.tensors import HEAD, Source, sources
 from draftwise.models.quantization import QuantizedMatrix, keep_quantized
+from draftwise.models.rotary import rotary_settings
 
 
 def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -46,10 +48,21 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         attn_implementation=ATTENTION_NAME,
         output_loading_info=True,
     )
+    _check_rotary(file, model)
     lost = sorted({*report["missing_keys"], *report["unexpected_keys"]})
     if lost:
         raise file.error(f"cannot be loaded by transformers: {lost[0]!r} is not a parameter")
     return model
+
+
+def _check_rotary(file: GgufFile, model: Any) -> None:
+    """Refuse a model with one rotary embedding for a configuration of several."""
+    by_type = len(rotary_settings(model.config.rope_parameters)) > 1
+    if by_type and "layer_type" not in signature(model.model.rotary_emb.forward).parameters:
+        raise file.error(
+            "has other rotary embeddings in layers with a window, which this version of "
+            "transformers does not compute"
+        )
 
 
 def keep_blocks(file: GgufFile, model: nn.Module) -> None:
