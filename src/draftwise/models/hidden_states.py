@@ -123,7 +123,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
     Raises:
         UnsupportedModelError: there is no list of the length that the configuration says.
     """
-    count = model.config.get_text_config().num_hidden_layers
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module

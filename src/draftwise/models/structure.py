@@ -52,7 +52,8 @@ class Checks:
     def __init__(self, model: Any, role: str) -> None:
         self.model, self.role = model, role
         self.family: str = model.config.model_type
-        self.embedding: nn.Embedding = model.get_input_embeddings()
+        with self._refusing("has no text model that runs alone"):
+            self.embedding: nn.Embedding = model.get_input_embeddings()
         self._tolerance = _STEPPED_TOLERANCE if quantizes_inputs(model) else _EXACT_TOLERANCE
         check_attention(model, role)
 

@@ -78,4 +78,5 @@ def _is_unneeded(name: str, config: Any) -> bool:
     layer = _LAYER.search(name)
     text = config.get_text_config()
     extra = getattr(text, "num_nextn_predict_layers", None) or 0
-    return layer is not None and 0 <= int(layer[2]) - text.num_hidden_layers < extra
+    count = getattr(text, "num_hidden_layers", 0)
+    return layer is not None and 0 <= int(layer[2]) - count < extra
