@@ -4,6 +4,9 @@ llama.cpp's values are recorded for a tiny file per metadata key (``gguf_files``
 not computed in the same way are refused, and the key, the tensor or the architecture is named.
 """
 
+import re
+from pathlib import Path
+
 import gguf
 import pytest
 import torch
@@ -12,6 +15,7 @@ from transformers.models.olmo3 import modeling_olmo3
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.attention import Segment
 from draftwise.models.gguf import GgufFile, configuration, read_configuration
+from draftwise.models.gguf.architectures import ARCHITECTURES
 from draftwise.models.loading import load_model
 
 from ..levels import exhaustive_unless
@@ -61,10 +65,6 @@ REFUSED = {
     "phi3, qkv bias": "'blk.0.attn_qkv.bias'",
     "gpt-oss, freq_base_swa": "'gpt-oss.rope.freq_base_swa' = 100.0",
     # The engine does not compute these architectures.
-    "stablelm": "architecture 'stablelm'",
-    "stablelm, qkv bias": "architecture 'stablelm'",
-    "stablelm, parallel": "architecture 'stablelm'",
-    "nemotron": "architecture 'nemotron'",
     "falcon": "architecture 'falcon'",
     "bloom": "architecture 'bloom'",
 }
@@ -94,6 +94,8 @@ REPRESENTATIVE = {
     "gpt-oss, yarn",
     "glm4, qkv bias",
     "hunyuan-dense, alpha",
+    "stablelm, parallel",
+    "nemotron",
     "gpt2",
 }
 # Both sides round to float32. transformers differs from llama.cpp by up to 2e-4 in a number, and by
@@ -211,3 +213,9 @@ def test_big_endian_files_are_refused(tmp_path):
     writer.close()
     with pytest.raises(UnsupportedModelError, match="big-endian"):
         GgufFile([tmp_path / "big.gguf"], "target")
+
+
+def test_the_documentation_lists_the_architectures():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    listed = page.partition("These architectures are read:")[2].partition("\n\n")[0]
+    assert re.findall("`(.+?)`", listed) == sorted(ARCHITECTURES)

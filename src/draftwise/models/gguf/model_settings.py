@@ -15,6 +15,7 @@ from draftwise.models.gguf.shared_settings import (
     attention_bias,
     biases,
     experts_settings,
+    has_tensors,
     layer_types,
     same_base,
 )
@@ -180,6 +181,19 @@ def hunyuan(metadata: Metadata, shape: Shape) -> Settings:
 def starcoder2(metadata: Metadata, shape: Shape) -> Settings:
     """StarCoder 2."""
     return {"use_bias": True, "sliding_window": None, "hidden_act": "gelu_pytorch_tanh"}
+
+
+def stablelm(metadata: Metadata, shape: Shape) -> Settings:
+    """StableLM: attention and feed-forward block read the same norm if there is only one."""
+    return {
+        "use_qkv_bias": attention_bias(metadata)["attention_bias"],
+        "use_parallel_residual": not has_tensors(metadata, "ffn_norm.weight"),
+    }
+
+
+def nemotron(metadata: Metadata, shape: Shape) -> Settings:
+    """Nemotron: a squared activation."""
+    return {**biases(metadata, shape), "hidden_act": "relu2"}
 
 
 def gpt2(metadata: Metadata, shape: Shape) -> Settings:

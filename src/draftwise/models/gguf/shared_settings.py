@@ -36,7 +36,7 @@ class Shape:
     rotary: Rotary
 
 
-def _has(metadata: Metadata, *parts: str) -> bool:
+def has_tensors(metadata: Metadata, *parts: str) -> bool:
     """Whether any layer has one of some tensors."""
     return any(name.split(".", 2)[-1] in parts for name in metadata.file.tensors)
 
@@ -44,12 +44,12 @@ def _has(metadata: Metadata, *parts: str) -> bool:
 def attention_bias(metadata: Metadata) -> Settings:
     """Whether any attention projection has a bias."""
     parts = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias", "attn_output.bias")
-    return {"attention_bias": _has(metadata, *parts)}
+    return {"attention_bias": has_tensors(metadata, *parts)}
 
 
 def biases(metadata: Metadata, shape: Shape) -> Settings:
     """Whether any attention projection, and any of the feed-forward block, has a bias."""
-    mlp = _has(metadata, "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+    mlp = has_tensors(metadata, "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
     return {**attention_bias(metadata), "mlp_bias": mlp}
 
 

@@ -154,7 +154,7 @@ class _Finder:
             raise self._file.error(f"has no tensor for the parameter {parameter!r}")
         base = self._architecture.modules[module].replace("*", number)
         parts = self._parts(base, kind, parameter)
-        if self._architecture.adds_one and base.endswith("norm"):
+        if self._architecture.adds_one and base.endswith("norm") and kind == "weight":
             return Source(parts, _without_one)
         return Source(parts)
 
