@@ -264,7 +264,8 @@ class TestPasses:
         asked = []
         run = build(models, asks=lambda _: bool(asked), gamma=2)
         passes = Passes(monkeypatch, run)
-        request = run.engine.add(None, [1, 2, 3], SamplingParams(max_tokens=60, seed=1))
+        params = SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
+        request = run.engine.add(None, [1, 2, 3], params)
         _, companion = passes.step()
         assert companion == [(3, None)]
         for _ in range(9):
@@ -273,6 +274,7 @@ class TestPasses:
         asked.append(True)
         length = 0
         while not length:
+            assert request.finish_reason is None
             missed = len(request.tokens) - 3
             _, companion = passes.step()
             length = run.recorder.seen[0].lengths[0] if run.recorder.seen[0].lengths else 0
