@@ -180,10 +180,14 @@ class ModelShelf:
 
 
 def save(model: nn.Module, folder: Path, tokenizer: bool = False) -> str:
-    """Write a model and perhaps the tokenizer of :func:`byte_tokenizer` to a folder."""
+    """Write a model and perhaps the tokenizer of :func:`byte_tokenizer` to a folder.
+
+    The tokenizer names an end token if the model's configuration does.
+    """
     model.save_pretrained(folder)
     if tokenizer:
-        byte_tokenizer().save_pretrained(folder)
+        has_end = model.config.eos_token_id is not None
+        byte_tokenizer(eos=EOS if has_end else None).save_pretrained(folder)
     return str(folder)
 
 
@@ -291,13 +295,16 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(
-    chat_template: str | dict[str, str] | None = CHAT_TEMPLATE, added: str | None = None
+    chat_template: str | dict[str, str] | None = CHAT_TEMPLATE,
+    added: str | None = None,
+    eos: str | None = EOS,
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of a few dozen tokens, with characters of one to four bytes.
 
     Args:
         chat_template: its chat template, or several by name.
         added: a text with the special tokens that it adds, such as ``"<s> $A"``.
+        eos: the end token that it names.
     """
     to_character = {byte: char for char, byte in _byte_characters().items()}
     letters = sorted({to_character[byte] for byte in _TEXT.encode()})
@@ -311,7 +318,7 @@ def byte_tokenizer(
         specials = [(token, vocab[token]) for token in (BOS, EOS, MARK)]
         tokenizer.post_processor = TemplateProcessing(single=added, special_tokens=specials)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, chat_template=chat_template
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=eos, chat_template=chat_template
     )
 
 

@@ -264,8 +264,7 @@ class TestPasses:
         asked = []
         run = build(models, asks=lambda _: bool(asked), gamma=2)
         passes = Passes(monkeypatch, run)
-        params = SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
-        request = run.engine.add(None, [1, 2, 3], params)
+        request = run.engine.add(None, [1, 2, 3], SamplingParams(max_tokens=60, seed=1))
         _, companion = passes.step()
         assert companion == [(3, None)]
         for _ in range(9):
