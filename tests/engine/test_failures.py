@@ -199,18 +199,23 @@ BAD_PROMPTS = {
     "half a surrogate pair": "abc\ud83d",
     "half a surrogate pair in a message": [{"role": "user", "content": "a\ud83d"}],
 }
+FIELDS = {
+    "messages without content": "messages[0]",
+    "messages of numbers": "messages[1]",
+    "refused by the template": "messages",
+}
 GOOD_PROMPTS = ["abc", [1, 2, 3], [{"role": "user", "content": "a b"}], "é€😀"]
 
 
-@pytest.mark.parametrize("bad", BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
-def test_an_invalid_prompt_does_not_affect_valid_ones(models, bad):
+@pytest.mark.parametrize("kind", BAD_PROMPTS)
+def test_an_invalid_prompt_does_not_affect_valid_ones(models, kind):
     llm = build(models)
     params = [SamplingParams(max_tokens=5, seed=seed) for seed in range(5)]
     expected = llm.generate(GOOD_PROMPTS, params[:2] + params[3:])
-    prompts = [*GOOD_PROMPTS[:2], bad, *GOOD_PROMPTS[2:]]
+    prompts = [*GOOD_PROMPTS[:2], BAD_PROMPTS[kind], *GOOD_PROMPTS[2:]]
     outputs = llm.generate(prompts, params)
     assert isinstance(outputs[2].error, PromptError)
-    assert outputs[2].error.field == "prompt"
+    assert outputs[2].error.field == FIELDS.get(kind, "prompt")
     assert outputs[2].finish_reason is FinishReason.ERROR
     assert outputs[2].token_ids == []
     assert [output.error for output in outputs].count(None) == 4
@@ -221,12 +226,12 @@ def test_an_invalid_prompt_does_not_affect_valid_ones(models, bad):
     assert tokens == token_ids(outputs)
 
 
-@pytest.mark.parametrize("bad", BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
-def test_a_call_with_only_invalid_prompts_raises(models, bad):
-    llm = build(models)
+@pytest.mark.parametrize("kind", BAD_PROMPTS)
+def test_a_call_with_only_invalid_prompts_raises(models, kind):
+    llm, bad = build(models), BAD_PROMPTS[kind]
     with pytest.raises(PromptError) as caught:
         llm.generate([bad])
-    assert caught.value.field == "prompt"
+    assert caught.value.field == FIELDS.get(kind, "prompt")
     with pytest.raises(PromptError):
         llm.generate([bad, bad])
     assert llm.engine.num_unfinished == 0

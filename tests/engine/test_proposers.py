@@ -54,18 +54,18 @@ def registered():
     del PROPOSERS[LastTokens.name]
 
 
-def build(models, recipe, policy, max_batch_size, draft=LastTokens.name, **speculation):
+def build(
+    models, recipe, policy, max_batch_size, draft=LastTokens.name, companion=True, **speculation
+):
     """An engine without a draft model. Policies that price tokens get synthetic costs."""
     made = policy_class(policy)
     target = load_model(models.folder(recipe), "target", torch.float32, torch.device("cpu"), None)
-    companion = None
-    # Some policies let a companion score drafts of a model only.
-    scores = made.scores_offers or not PROPOSERS[draft].estimates_acceptance
-    if made.uses_companion() and scores:
+    scorer = None
+    if made.uses_companion() and companion:
         folder = models.folder(recipe.draft(noise=0.2, noise_seed=2))
-        companion = load_model(folder, "companion", torch.float32, torch.device("cpu"), None)
+        scorer = load_model(folder, "companion", torch.float32, torch.device("cpu"), None)
     return Engine(
-        Models(target, None, companion),
+        Models(target, None, scorer),
         SpeculationConfig(draft, policy=policy, num_speculative_tokens=3, **speculation),
         EngineOptions(max_batch_size),
         fixed_latency() if made.needs_latency else None,

@@ -74,7 +74,8 @@ def p_value(
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_follow_the_target_with_every_policy(models, name, policy):
-    engine = build(models, RECIPE, policy, 64, draft=name)
+    scores = POLICIES[policy].scores_offers
+    engine = build(models, RECIPE, policy, 64, draft=name, companion=scores)
     assert p_value(models, engine, {}, 6000) > NOT_UNLIKELY
 
 

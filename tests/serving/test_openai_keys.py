@@ -189,7 +189,8 @@ def test_refusals_are_text():
         {"role": "assistant", "content": parts},
     ]
     body = ChatBody.model_validate({"messages": messages})
-    assert [each.plain()["content"] for each in body.messages] == ["I may not.", "No: I may not."]
+    texts = [{"type": "text", "text": "No: "}, {"type": "text", "text": "I may not."}]
+    assert [each.plain()["content"] for each in body.messages] == ["I may not.", texts]
 
 
 def test_the_reasoning_effort_is_a_variable_of_the_template():
