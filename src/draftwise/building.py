@@ -39,15 +39,10 @@ from draftwise.models.heads.loading import (
 )
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.imports import quiet_import
-from draftwise.models.loading import (
-    LoadedModel,
-    WeightTypes,
-    load_model,
-    loaded_name,
-    match_vocabulary,
-    split_name,
-)
+from draftwise.models.loading import LoadedModel, WeightTypes, load_model
 from draftwise.models.mtp import refuse_mtp
+from draftwise.models.source import loaded_name, split_name
+from draftwise.models.vocabulary_match import match_vocabulary
 from draftwise.policies import Policy, policy_class
 from draftwise.policies.registry import check_companion_is_asked
 from draftwise.profiling.latency import check_latency, measure_latency

@@ -12,7 +12,8 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine.cached_model import ForwardInput
 from draftwise.engine.mapped_model import TranslatedModel
 from draftwise.errors import InvalidParameterError, VocabularyMismatchError, VocabularyWarning
-from draftwise.models.loading import load_model, match_vocabulary
+from draftwise.models.loading import load_model
+from draftwise.models.vocabulary_match import match_vocabulary
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..tiny_models import Recipe

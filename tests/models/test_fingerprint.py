@@ -8,7 +8,8 @@ from huggingface_hub import constants
 
 from draftwise.errors import ModelNotFoundError
 from draftwise.models.fingerprint import checkpoint_fingerprint
-from draftwise.models.loading import load_model, locate
+from draftwise.models.loading import load_model
+from draftwise.models.source import locate
 
 from ..tiny_models import FAMILIES, Recipe, edit_config
 from .loading_tools import CPU, load

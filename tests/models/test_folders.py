@@ -11,7 +11,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from draftwise import LLM
 from draftwise.distillation.start import read_start
 from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
-from draftwise.models import adapters, loading
+from draftwise.models import adapters, loading, source
 from draftwise.models.exits.files import ExitConfig, read_exit, write_exit
 from draftwise.models.heads.loading import find_named_head
 from draftwise.models.lfs import refuse_lfs_pointer
@@ -74,7 +74,7 @@ class TestAdapters:
         def no_config(name, **_):
             raise OSError(f"{name} does not appear to have a file named config.json")
 
-        monkeypatch.setattr(loading, "find_on_hub", lambda name, role: name)
+        monkeypatch.setattr(source, "find_on_hub", lambda name, role: name)
         monkeypatch.setattr(adapters, "hf_hub_download", download)
         monkeypatch.setattr(loading.AutoConfig, "from_pretrained", no_config)
         assert "is a LORA adapter of 'someone/base'" in refused("someone/adapter").message

@@ -15,7 +15,7 @@ from draftwise.errors import (
     VocabularyMismatchError,
     VocabularyWarning,
 )
-from draftwise.models import loading
+from draftwise.models import loading, source
 from draftwise.models.loading import WeightTypes, load_model, resolve_dtype, weight_types
 from draftwise.models.native.library import native_library
 
@@ -86,7 +86,7 @@ class TestNotFound:
         assert "safetensors" in refused(llama, ModelNotFoundError).message
 
     def test_a_hub_id_that_cannot_be_loaded(self, monkeypatch):
-        monkeypatch.setattr(loading, "find_on_hub", lambda name, role: name)
+        monkeypatch.setattr(source, "find_on_hub", lambda name, role: name)
 
         def offline(name, **_):
             raise OSError(f"We couldn't connect to load {name}")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from draftwise import LLM
 from draftwise.errors import UnsupportedModelError
-from draftwise.models import hub, loading
+from draftwise.models import hub, loading, source
 from draftwise.models.heads import files
 from draftwise.models.other_drafts import other_kind
 
@@ -86,8 +86,9 @@ def test_other_kinds_are_refused_in_other_roles(models, tmp_path, role):
 def test_other_kinds_of_the_hub(monkeypatch, tmp_path, role):
     """The configuration is in the local cache once the loader has asked for it."""
     folder = Path(write(tmp_path / "draft", KINDS[0][1]))
-    for module in (loading, files):
+    for module in (source, files):
         monkeypatch.setattr(module, "find_on_hub", lambda name, role: name)
+    for module in (loading, files):
         monkeypatch.setattr(module, "cached_config", lambda name: None)
     monkeypatch.setattr(files, "hf_hub_download", lambda name, file: str(folder / file))
     if role == "draft":

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from draftwise.llm import LLM
-from draftwise.models.loading import locate
+from draftwise.models.source import locate
 from draftwise.outputs import TokenLogprobs, TokenSource
 from draftwise.params import SamplingParams
 from draftwise.serving.completion_answers import CompletionFormat, Echo

@@ -18,7 +18,8 @@ from draftwise.models.exits.files import names_exit
 from draftwise.models.heads.config import HeadKind
 from draftwise.models.heads.files import read_head_config
 from draftwise.models.heads.loading import find_named_head, names_head
-from draftwise.models.loading import resolve_dtype, split_name
+from draftwise.models.loading import resolve_dtype
+from draftwise.models.source import split_name
 from draftwise.policies import policy_class
 
 _LONGEST_PROMPT = 256

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.gguf import is_gguf
 from draftwise.models.hub import find_on_hub
-from draftwise.models.loading import locate, split_name
+from draftwise.models.source import locate, split_name
 from draftwise.models.support import context_length
 
 _ROLE = "target"

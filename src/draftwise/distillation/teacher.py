@@ -19,7 +19,8 @@ from draftwise.distillation.target import check_layers
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.hub import find_on_hub
-from draftwise.models.loading import locate, no_progress_bars
+from draftwise.models.quiet import quiet_transformers
+from draftwise.models.source import locate
 from draftwise.models.stored.completeness import check_complete
 from draftwise.models.stored.loading import load_checkpoint
 
@@ -280,7 +281,7 @@ def load_teacher(
     if not Path(location).is_dir():
         location = find_on_hub(location, role)
     try:
-        with no_progress_bars():
+        with quiet_transformers():
             config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
             model, report = load_checkpoint(
                 AutoModelForCausalLM,

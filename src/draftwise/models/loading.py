@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
-from draftwise import zoo
-from draftwise.core.formats import QUANTIZATIONS
 from draftwise.devices import fast_dtype
 from draftwise.errors import (
     DraftwiseError,
     InvalidParameterError,
     ModelNotFoundError,
     UnsupportedModelError,
-    VocabularyMismatchError,
-    VocabularyWarning,
 )
 from draftwise.models import gguf
-from draftwise.models.adapters import hub_adapter, refuse_adapter
 from draftwise.models.attention_interface import ATTENTION_NAME
 from draftwise.models.fast_path import slow_path
 from draftwise.models.fingerprint import model_fingerprint
-from draftwise.models.gguf import GgufFile, find_gguf, is_gguf
-from draftwise.models.hub import cached_config, find_on_hub, has_tokenizer
-from draftwise.models.lfs import refuse_lfs_pointers
+from draftwise.models.hub import cached_config, has_tokenizer
 from draftwise.models.native.library import library_for
 from draftwise.models.native.suitability import lacks_instructions
 from draftwise.models.other_drafts import refuse_other_draft_in
@@ -41,18 +29,14 @@ from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
+from draftwise.models.quiet import quiet_transformers
+from draftwise.models.source import Source, find_source, loaded_name, split_name
 from draftwise.models.stored.completeness import check_complete
 from draftwise.models.stored.loading import load_checkpoint
 from draftwise.models.support import check_config, context_length
 from draftwise.models.text_part import absent_encoders, text_model_class
-from draftwise.models.vocabulary_map import (
-    TokenTranslator,
-    is_same_vocabulary,
-    probability_share,
-)
+from draftwise.models.vocabulary_map import TokenTranslator
 
-# What transformers says of a configuration that no causal language model belongs to.
-_OTHER_CLASS = re.compile(r"Unrecognized configuration class <class '[\w.]*?(\w+?)(?:Config)?'>")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -158,8 +142,8 @@ def load_model(
     limit_kernel_cache()
     if quantization is None:
         name, quantization = split_name(name)
-    with no_progress_bars():
-        source = _find_source(name, role, trust_remote_code)
+    with quiet_transformers():
+        source = find_source(name, role, trust_remote_code)
         config = _load_config(source, max_model_len)
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
@@ -191,161 +175,13 @@ def load_model(
     )
 
 
-def loaded_name(name: str, quantization: str | None) -> str:
-    """The name of a loaded model: the user's name and the quantisation."""
-    return name if quantization is None else f"{name}:{quantization}"
-
-
-def split_name(name: str) -> tuple[str, str | None]:
-    """Split a name into model and quantisation: the inverse of :func:`loaded_name`."""
-    plain, _, last = name.rpartition(":")
-    return (plain, last) if plain and last in QUANTIZATIONS else (name, None)
-
-
-def match_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> LoadedModel:
-    """Prepare a draft or companion for the target's vocabulary.
-
-    The width of the logits may differ (padding of the embedding), and one of the two may have added
-    tokens. If other tokens differ, the model gets a translator, and proposes only tokens that both
-    vocabularies contain.
-
-    Args:
-        target: the target.
-        draft: the draft or companion.
-        role: ``"draft"`` or ``"companion"``; named in the error.
-
-    Returns:
-        The draft or companion, with a translator if it needs one.
-
-    Raises:
-        VocabularyMismatchError: the vocabularies have no token in common, or they differ and a
-            model has no tokenizer to compare them by.
-    """
-    sizes = target.model.vocab_size, draft.model.vocab_size
-    if target.tokenizer is None or draft.tokenizer is None:
-        if sizes[0] != sizes[1]:
-            raise VocabularyMismatchError(
-                role,
-                f"{draft.name!r} has {sizes[1]} tokens and the target {target.name!r} has "
-                f"{sizes[0]}; without a tokenizer, the two must share a vocabulary",
-            )
-        return draft
-    if is_same_vocabulary(target.tokenizer, draft.tokenizer):
-        return draft
-    translator = TokenTranslator(target.tokenizer, draft.tokenizer, *sizes)
-    if not len(translator.vocabulary):
-        raise VocabularyMismatchError(
-            role,
-            f"the tokenizers of {draft.name!r} and of the target {target.name!r} have no token "
-            "in common; choose a model of the target's family",
-        )
-    share = probability_share(
-        draft.model, draft.tokenizer, translator.vocabulary, draft.max_model_len
-    )
-    warnings.warn(
-        f"{role}: {draft.name!r} has another vocabulary than {target.name!r}. "
-        f"{len(translator.vocabulary)} of its {sizes[1]} tokens are shared; they hold "
-        f"{share:.0%} of its probability on a sample text",
-        VocabularyWarning,
-        stacklevel=2,
-    )
-    return replace(draft, translator=translator)
-
-
-def locate(name: str, role: str) -> str:
-    """Resolve a model's name to what ``transformers`` can load: a folder or a hub id.
-
-    Raises:
-        ModelNotFoundError: the folder does not exist or contains no model, or pointers of Git LFS
-            in place of its files.
-        UnsupportedModelError: the folder contains an adapter, or a draft of a kind that Draftwise
-            does not run.
-        InvalidParameterError: a bundled model cannot have the given size, or its cache cannot be
-            written.
-    """
-    if name.startswith(zoo.PREFIX):
-        try:
-            return str(zoo.resolve(name))
-        except (ModelNotFoundError, InvalidParameterError) as error:
-            raise type(error)(role, error.message) from error
-    path = Path(name).expanduser()
-    if path.is_dir():
-        refuse_adapter(path, name, role)
-        if not (path / "config.json").is_file():
-            raise ModelNotFoundError(role, f"the folder {name!r} has no config.json")
-        refuse_other_draft_in(path, name, role)
-        refuse_lfs_pointers(path, role)
-        return str(path)
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ModelNotFoundError(role, f"there is no folder {name!r}")
-    return name
-
-
 def load_tokenizer(name: str, role: str, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model as :func:`load_model` does; ``None`` if there is none."""
-    with no_progress_bars():
-        return _load_tokenizer(_find_source(name, role, trust_remote_code))
+    with quiet_transformers():
+        return _load_tokenizer(find_source(name, role, trust_remote_code))
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where ``transformers`` loads a model from.
-
-    Attributes:
-        name: the user's name for the model.
-        role: the model's role; named in errors.
-        location: a folder, a hub id, or a GGUF file.
-        options: keyword arguments of every ``from_pretrained``.
-        gguf: the GGUF file that contains the model, or ``None``.
-    """
-
-    name: str
-    role: str
-    location: str
-    options: dict[str, Any]
-    gguf: GgufFile | None
-
-    def error(self, error: Exception) -> ModelNotFoundError | UnsupportedModelError:
-        """The error for an exception of ``transformers``."""
-        return _load_error(self.name, self.role, error)
-
-
-def _find_source(name: str, role: str, trust_remote_code: bool) -> _Source:
-    """Resolve a model's name to what ``transformers`` can load.
-
-    Raises:
-        ModelNotFoundError: there is no such file, folder or hub model.
-        UnsupportedModelError: a GGUF file is damaged.
-        InvalidParameterError: the packages that read GGUF files are not installed.
-    """
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if is_gguf(name):
-        return _Source(name, role, name, options, GgufFile(find_gguf(name, role), role))
-    location = locate(name, role)
-    if not Path(location).is_dir():
-        location = find_on_hub(location, role)
-    return _Source(name, role, location, options, None)
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keep ``transformers`` from writing progress bars and reports.
-
-    What a report says of missing or unexpected weights is checked, and refused where it matters.
-    """
-    bars = transformers_logging.is_progress_bar_enabled()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
-def _load_config(source: _Source, max_model_len: int | None) -> Any:
+def _load_config(source: Source, max_model_len: int | None) -> Any:
     if source.gguf is not None:
         return gguf.read_configuration(source.gguf, max_model_len)
     try:
@@ -357,14 +193,14 @@ def _load_config(source: _Source, max_model_len: int | None) -> Any:
     return config
 
 
-def _refuse_other_draft(source: _Source) -> None:
+def _refuse_other_draft(source: Source) -> None:
     """Refuse a hub's draft of another kind. Of folders, :func:`locate` refuses them."""
     cached = None if source.gguf else cached_config(source.location)
     if cached is not None:
         refuse_other_draft_in(cached.parent, source.name, source.role)
 
 
-def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module:
+def _load_weights(source: Source, config: Any, dtype: torch.dtype) -> nn.Module:
     if source.gguf is not None:
         return gguf.load_weights(source.gguf, config, dtype)
     loader = text_model_class(config, source.role) or AutoModelForCausalLM
@@ -388,41 +224,7 @@ def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module
     return model
 
 
-def _load_error(
-    name: str, role: str, error: Exception
-) -> ModelNotFoundError | UnsupportedModelError:
-    text = str(error).strip().splitlines()
-    reason = text[0] if text else type(error).__name__
-    if "trust_remote_code" in str(error):
-        return UnsupportedModelError(
-            role,
-            f"{name!r} contains custom code; if you trust it, set trust_remote_code",
-        )
-    other_class = _OTHER_CLASS.search(str(error))
-    if other_class is not None:
-        return UnsupportedModelError(
-            role,
-            f"{name!r} is a {other_class[1]} model, for which transformers has no causal language "
-            "model",
-        )
-    if ATTENTION_NAME in str(error):
-        return UnsupportedModelError(role, f"{name!r} does not support custom attention functions")
-    if isinstance(error, OSError):
-        # Only the hub's models may still lack a configuration here.
-        adapter = hub_adapter(name, role) if "config.json" in str(error) else None
-        if adapter is not None:
-            return adapter
-        return ModelNotFoundError(
-            role,
-            f"cannot load {name!r} as a folder or hub model with safetensors weights: {reason}; "
-            f"bundled models are {', '.join(zoo.PREFIX + known for known in zoo.names())}",
-        )
-    return UnsupportedModelError(
-        role, f"{name!r} cannot be loaded as a causal language model: {reason}"
-    )
-
-
-def _load_tokenizer(source: _Source) -> Any:
+def _load_tokenizer(source: Source) -> Any:
     if source.gguf is not None:
         return gguf.load_tokenizer(source.gguf)
     role, folder = source.role, Path(source.location)

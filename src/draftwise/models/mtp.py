@@ -15,8 +15,8 @@ from draftwise.core.formats import MTP_METHOD, is_mtp
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.gguf import is_gguf
 from draftwise.models.hub import cached_config, find_on_hub
-from draftwise.models.loading import locate, split_name
 from draftwise.models.other_drafts import INSTEAD
+from draftwise.models.source import locate, split_name
 from draftwise.models.tensor_names import tensor_names
 
 _CONFIG = "config.json"

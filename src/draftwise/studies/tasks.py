@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from transformers.utils import logging as transformers_logging
 
 from draftwise.benchmark.workload import load_workload
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
+from draftwise.models.quiet import quiet_transformers
 
 # Spec-Bench (Xia et al. 2024) groups the eight categories of MT-Bench.
 _CONVERSATION = "multi-turn conversation"
@@ -68,7 +66,7 @@ def load_tasks(
     names = file_tasks(paths)
     for path in paths:
         try:
-            with _no_warnings():
+            with quiet_transformers():
                 workload = load_workload(llm, path, _ALL, longest_prompt, chat)
         except PromptError as error:
             raise PromptError("prompts", error.message) from None
@@ -88,14 +86,3 @@ def file_tasks(paths: Sequence[Path]) -> dict[Path, str]:
         path: word if words.count(word) > 1 else path.stem
         for path, word in zip(paths, words, strict=True)
     }
-
-
-@contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Silence the tokenizer's warning about prompts that are too long, as these are skipped."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)

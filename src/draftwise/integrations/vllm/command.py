@@ -19,7 +19,7 @@ from draftwise.integrations.vllm.compatibility import installed, vllm_version
 from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
 from draftwise.models.exits.files import names_exit
 from draftwise.models.heads.loading import names_head
-from draftwise.models.loading import locate
+from draftwise.models.source import locate
 from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
 WORKER = "draftwise.integrations.vllm.worker.DraftwiseWorker"

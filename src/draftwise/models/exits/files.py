@@ -18,7 +18,7 @@ from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedMode
 from draftwise.models.draft_folder import CONFIG, WEIGHTS, write_draft
 from draftwise.models.exits.names import exit_layers
 from draftwise.models.lfs import refuse_lfs_pointer
-from draftwise.models.loading import split_name
+from draftwise.models.source import split_name
 from draftwise.values import shown
 
 _TYPE_KEY, _TYPE = "draftwise_model_type", "exit"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import nextafter
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
-from transformers.utils import logging as transformers_logging
 
 from draftwise.models.gguf.architectures import (
     ARCHITECTURES,
@@ -53,14 +50,13 @@ def read_configuration(file: GgufFile, max_model_len: int | None = None) -> Any:
     model_type = settings.pop("model_type", architecture.model_type)
     if model_type not in CONFIG_MAPPING:
         raise file.error(f"needs {model_type!r}, which this version of transformers does not have")
-    with _quiet_transformers():
-        try:
-            return AutoConfig.for_model(model_type, **settings)
-        except Exception as error:  # checks of the configuration's class
-            reason = str(error).strip().splitlines()
-            raise file.error(
-                f"has no valid configuration of {model_type!r}: {reason[0] if reason else error!r}"
-            ) from error
+    try:
+        return AutoConfig.for_model(model_type, **settings)
+    except Exception as error:  # checks of the configuration's class
+        reason = str(error).strip().splitlines()
+        raise file.error(
+            f"has no valid configuration of {model_type!r}: {reason[0] if reason else error!r}"
+        ) from error
 
 
 def architecture_of(file: GgufFile) -> Architecture:
@@ -150,14 +146,3 @@ def _share(rotated: int, head_size: int) -> float:
     """The share of a head that is rotated. ``transformers`` rounds the product down."""
     share = rotated / head_size
     return share if int(head_size * share) == rotated else nextafter(share, 1.0)
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Suppress warnings about combinations that configurations of hub models do not have."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)

@@ -18,7 +18,8 @@ from draftwise.models.heads.files import find_head, read_head, read_head_config
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.origin import warn_of_other_target
 from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
-from draftwise.models.loading import LoadedModel, locate, split_name
+from draftwise.models.loading import LoadedModel
+from draftwise.models.source import locate, split_name
 
 _EMBEDDING = "embed_tokens.weight"
 

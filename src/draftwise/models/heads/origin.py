@@ -7,7 +7,8 @@ import warnings
 from pathlib import Path
 
 from draftwise.errors import HeadTargetWarning
-from draftwise.models.loading import LoadedModel, split_name
+from draftwise.models.loading import LoadedModel
+from draftwise.models.source import split_name
 
 TRAINING_FILE = "training.json"
 
