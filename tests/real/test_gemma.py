@@ -1,18 +1,16 @@
 """A real model: greedy texts equal those of transformers, beyond the window of 512 tokens."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from draftwise import LLM, SamplingParams
 
+from .reference import example_texts, greedy_texts
+
 FILE = Path(os.environ["DRAFTWISE_GEMMA"])
-EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
 MAX_TOKENS = 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
@@ -21,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 def prompts():
     """40 prompts: 20 short ones, and 20 with a common beginning, of which most cross the window."""
     tokenizer = AutoTokenizer.from_pretrained(FILE.parent, gguf_file=FILE.name)
-    texts = [json.loads(line)["prompt"] for line in EXAMPLES.read_text().splitlines()]
+    texts = example_texts()
     long = ["\n\n".join([*texts[: 4 + at], texts[at]]) for at in range(len(texts))]
     ids = [tokenizer(text).input_ids for text in [*texts, *long]]
     assert len(ids) == 40
@@ -32,23 +30,7 @@ def prompts():
 @pytest.fixture(scope="module")
 def expected(prompts):
     """The greedy continuations by transformers, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(
-        FILE.parent,
-        gguf_file=FILE.name,
-        dtype=torch.float32,
-        quantization_config=transformers.GgufConfig(dequantize=True),
-    )
-    texts = []
-    for prompt in prompts:
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            min_new_tokens=MAX_TOKENS,
-            max_new_tokens=MAX_TOKENS,
-            do_sample=False,
-        )
-        texts.append(output[0, len(prompt) :].tolist())
-    return texts
+    return greedy_texts(FILE, prompts, MAX_TOKENS)
 
 
 def tokens_of(outputs):
