@@ -31,6 +31,7 @@ def kernels(request, monkeypatch):
         monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
     ("target", "adapter"),

@@ -105,8 +105,9 @@ def test_streams_of_a_wide_draft(models):
     assert proposer._backends[0]._carried.shape == (2, 32, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("max_batch_size", [pytest.param(1, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize("max_batch_size", [1, 16])
 def test_greedy_texts_are_the_target_s(models, max_batch_size):
     count = 4 if max_batch_size == 1 else 16
     greedy = params(count, temperature=0.0)

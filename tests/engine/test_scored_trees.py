@@ -110,6 +110,7 @@ def path_to(tokens, parents, node):
     return path[::-1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_step")
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_whole_texts(models, kind):

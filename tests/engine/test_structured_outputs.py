@@ -454,6 +454,7 @@ def test_masks_are_computed_once(models, monkeypatch):
     assert len(seen) <= len(output.token_ids) + output.speculation.num_drafted + 2
 
 
+@pytest.mark.slow
 def test_bundled_models_generate_valid_json():
     llm = LLM(
         "zoo:target",

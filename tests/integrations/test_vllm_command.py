@@ -242,6 +242,7 @@ def test_the_command_becomes_the_server(monkeypatch, tmp_path, distribution):
     assert Path(environment["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
 
 
+@pytest.mark.slow
 def test_the_metrics_folder_is_removed_after_the_server(tmp_path):
     """In a separate process, because it becomes the server."""
     server = tmp_path / "vllm"

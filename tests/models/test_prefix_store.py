@@ -179,6 +179,7 @@ def test_an_interrupt_loses_no_memory_and_stores_nothing(monkeypatch):
     check(cache, 1, text)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(sorted(SHAPES)), st.integers(3, 40), st.integers(0, 2**32 - 1))
 def test_any_history_restores_what_was_computed(kind, num_blocks, seed):
