@@ -164,9 +164,11 @@ class ModelShelf:
         key = repr(recipe)
         if key not in self._folders:
             folder = self._root / str(len(self._folders))
-            save(recipe.build(), folder, recipe.tokenizer)
+            model = recipe.build()
+            save(model, folder, recipe.tokenizer)
             if recipe.pieces:
-                pieces_tokenizer(recipe.pieces).save_pretrained(folder)
+                names_end = model.config.eos_token_id is not None
+                pieces_tokenizer(recipe.pieces, names_end).save_pretrained(folder)
             self._folders[key] = str(folder)
         return self._folders[key]
 
@@ -186,8 +188,8 @@ def save(model: nn.Module, folder: Path, tokenizer: bool = False) -> str:
     """
     model.save_pretrained(folder)
     if tokenizer:
-        has_end = model.config.eos_token_id is not None
-        byte_tokenizer(eos=EOS if has_end else None).save_pretrained(folder)
+        names_end = model.config.eos_token_id is not None
+        byte_tokenizer(eos=EOS if names_end else None).save_pretrained(folder)
     return str(folder)
 
 
@@ -322,10 +324,12 @@ def byte_tokenizer(
     )
 
 
-def pieces_tokenizer(pieces: tuple[str, ...]) -> PreTrainedTokenizerFast:
+def pieces_tokenizer(pieces: tuple[str, ...], names_end: bool = True) -> PreTrainedTokenizerFast:
     """A BPE tokenizer with the given entries in SentencePiece's form: ``▁`` and ``<0x0A>``.
 
-    Entries in ``<|…|>`` are special tokens, and ``<|end|>`` is that at the end of a text.
+    Args:
+        pieces: the entries. Those in ``<|…|>`` are special tokens.
+        names_end: whether ``<|end|>`` is named as the token at the end of a text.
     """
     vocab = {piece: index for index, piece in enumerate(pieces)}
     merges = [
@@ -341,7 +345,7 @@ def pieces_tokenizer(pieces: tuple[str, ...]) -> PreTrainedTokenizerFast:
     )
     special = [piece for piece in pieces if piece.startswith("<|")]
     tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in special])
-    end = {"eos_token": "<|end|>"} if "<|end|>" in special else {}
+    end = {"eos_token": "<|end|>"} if names_end and "<|end|>" in special else {}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **end)
 
 
