@@ -105,7 +105,8 @@ class Checks:
     def compare_implementations(self, ids: Tensor, expected: Tensor) -> None:
         """Refuse a model in float32 whose own implementations of attention differ.
 
-        They differ where the model, such as PaliGemma, has another mask than a causal one.
+        They differ where the model, such as PaliGemma, has another mask than a causal one. Models
+        that cap attention scores have one implementation only.
 
         Args:
             ids: ``[1, length]`` token ids.
@@ -114,6 +115,8 @@ class Checks:
         Raises:
             UnsupportedModelError: they differ.
         """
+        if any(getattr(each, "attn_logit_softcapping", None) for each in self.model.modules()):
+            return  # older versions of transformers leave soft-caps out of this implementation
         try:
             logits = self._logits(ids, "sdpa")
         except Exception:  # not every family has both
