@@ -21,6 +21,7 @@ from draftwise.policies import create_policy
 from draftwise.policies.base import PolicyContext
 from draftwise.policies.inputs import RequestState, TreeLevel
 
+from ..levels import exhaustive_unless
 from ..stand_ins import FixedLatency, fixed_latency
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
@@ -117,7 +118,9 @@ def test_texts_follow_the_target_with_every_control(models, kind, controls, max_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", exhaustive_unless(lambda kind: kind in ("model", "copies and head"), KINDS)
+)
 def test_texts_follow_the_target_without_kernels(models, kind, monkeypatch):
     """PyTorch's operations draw the children and test them, as on a GPU."""
     monkeypatch.setattr(library, "_load", lambda: (None, "left out"))

@@ -17,7 +17,8 @@ def said(speculation, max_batch_size):
     llm = LLM(
         "zoo:target", speculation, dtype="float32", max_batch_size=max_batch_size, max_model_len=512
     )
-    outputs = llm.generate(PROMPTS, GREEDY)
+    # One by one, a quarter of the prompts takes as long as all of them together.
+    outputs = llm.generate(PROMPTS[: 4 if max_batch_size == 1 else 16], GREEDY)
     accepted = sum(output.speculation.num_accepted for output in outputs)
     return [output.token_ids for output in outputs], accepted
 
