@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
-from draftwise.models import mtp
+from draftwise.models import mtp, source
 
 from ..tiny_models import edit_config
 
@@ -70,7 +70,7 @@ def test_a_damaged_configuration_counts_none(llama):
 def test_files_of_the_hub_are_not_downloaded(monkeypatch, tmp_path):
     """Only the configuration is, which counts the layers."""
     (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 3}))
-    monkeypatch.setattr(mtp, "find_on_hub", lambda name, role: name)
+    monkeypatch.setattr(source, "find_on_hub", lambda name, role: name)
     monkeypatch.setattr(mtp, "hf_hub_download", lambda name, file: str(tmp_path / file))
     assert "the configuration of 'someone/target' counts 3, and Draftwise" in refused(
         "someone/target"

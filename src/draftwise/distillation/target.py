@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
 
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.gguf import is_gguf
-from draftwise.models.hub import find_on_hub
-from draftwise.models.source import locate, split_name
+from draftwise.models.source import locate_files, split_name
 from draftwise.models.support import context_length
 
 _ROLE = "target"
@@ -64,9 +62,7 @@ def read_config(name: str, role: str, trust_remote_code: bool = False) -> Any:
         UnsupportedModelError: it is quantised, or its configuration cannot be read.
     """
     check_precision(name, role)
-    location = locate(name, role)
-    if not Path(location).is_dir():
-        location = find_on_hub(location, role)
+    location = locate_files(name, role)
     try:
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
     except Exception as error:  # a broken file can make the library raise anything

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,9 +17,8 @@ from draftwise.distillation.documents import Rows
 from draftwise.distillation.target import check_layers
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.fingerprint import model_fingerprint
-from draftwise.models.hub import find_on_hub
 from draftwise.models.quiet import quiet_transformers
-from draftwise.models.source import locate
+from draftwise.models.source import locate_files
 from draftwise.models.stored.completeness import check_complete
 from draftwise.models.stored.loading import load_checkpoint
 
@@ -277,9 +275,7 @@ def load_teacher(
         UnsupportedModelError: it cannot be loaded, or its layers cannot be read.
         InvalidParameterError: there is no layer of a given number.
     """
-    location = locate(name, role)
-    if not Path(location).is_dir():
-        location = find_on_hub(location, role)
+    location = locate_files(name, role)
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)

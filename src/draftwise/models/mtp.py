@@ -14,9 +14,9 @@ from huggingface_hub import hf_hub_download
 from draftwise.core.formats import MTP_METHOD, is_mtp
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.gguf import is_gguf
-from draftwise.models.hub import cached_config, find_on_hub
+from draftwise.models.hub import cached_config
 from draftwise.models.other_drafts import INSTEAD
-from draftwise.models.source import locate, split_name
+from draftwise.models.source import locate_files, split_name
 from draftwise.models.tensor_names import tensor_names
 
 _CONFIG = "config.json"
@@ -73,9 +73,7 @@ def _folder(name: str) -> Path | None:
     """The folder of a target's configuration; ``None`` for a GGUF file, and if it is not found."""
     if is_gguf(name):
         return None
-    location = locate(name, "target")
-    if not Path(location).is_dir():
-        location = find_on_hub(location, "target")
+    location = locate_files(name, "target")
     if Path(location).is_dir():
         return Path(location)
     cached = cached_config(location)

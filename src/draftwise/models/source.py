@@ -65,6 +65,18 @@ def locate(name: str, role: str) -> str:
     return name
 
 
+def locate_files(name: str, role: str) -> str:
+    """As :func:`locate`. If the hub cannot be reached, the folder of its model in the local cache.
+
+    Raises:
+        ModelNotFoundError: as :func:`locate`, or the hub cannot be reached and the model is not in
+            the local cache.
+        UnsupportedModelError, InvalidParameterError: as :func:`locate`.
+    """
+    location = locate(name, role)
+    return location if Path(location).is_dir() else find_on_hub(location, role)
+
+
 @dataclass(frozen=True)
 class Source:
     """Where ``transformers`` loads a model from.
@@ -130,7 +142,4 @@ def find_source(name: str, role: str, trust_remote_code: bool) -> Source:
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if is_gguf(name):
         return Source(name, role, name, options, GgufFile(find_gguf(name, role), role))
-    location = locate(name, role)
-    if not Path(location).is_dir():
-        location = find_on_hub(location, role)
-    return Source(name, role, location, options, None)
+    return Source(name, role, locate_files(name, role), options, None)
