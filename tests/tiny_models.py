@@ -164,11 +164,7 @@ class ModelShelf:
         key = repr(recipe)
         if key not in self._folders:
             folder = self._root / str(len(self._folders))
-            model = recipe.build()
-            save(model, folder, recipe.tokenizer)
-            if recipe.pieces:
-                names_end = model.config.eos_token_id is not None
-                pieces_tokenizer(recipe.pieces, names_end).save_pretrained(folder)
+            save(recipe.build(), folder, recipe.tokenizer, recipe.pieces)
             self._folders[key] = str(folder)
         return self._folders[key]
 
@@ -181,15 +177,25 @@ class ModelShelf:
         return self._models[key]
 
 
-def save(model: nn.Module, folder: Path, tokenizer: bool = False) -> str:
-    """Write a model and perhaps the tokenizer of :func:`byte_tokenizer` to a folder.
+def save(
+    model: nn.Module, folder: Path, tokenizer: bool = False, pieces: tuple[str, ...] = ()
+) -> str:
+    """Write a model and perhaps a tokenizer to a folder.
 
     The tokenizer names an end token if the model's configuration does.
+
+    Args:
+        model: the model.
+        folder: the folder.
+        tokenizer: whether to write that of :func:`byte_tokenizer`.
+        pieces: tokens of the :func:`pieces_tokenizer` to write; empty for none.
     """
     model.save_pretrained(folder)
+    names_end = model.config.eos_token_id is not None
     if tokenizer:
-        names_end = model.config.eos_token_id is not None
-        byte_tokenizer(eos=EOS if names_end else None).save_pretrained(folder)
+        byte_tokenizer(names_end=names_end).save_pretrained(folder)
+    if pieces:
+        pieces_tokenizer(pieces, names_end).save_pretrained(folder)
     return str(folder)
 
 
@@ -299,14 +305,14 @@ CHAT_TEMPLATE = (
 def byte_tokenizer(
     chat_template: str | dict[str, str] | None = CHAT_TEMPLATE,
     added: str | None = None,
-    eos: str | None = EOS,
+    names_end: bool = True,
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of a few dozen tokens, with characters of one to four bytes.
 
     Args:
         chat_template: its chat template, or several by name.
         added: a text with the special tokens that it adds, such as ``"<s> $A"``.
-        eos: the end token that it names.
+        names_end: whether ``EOS`` is named as the token at the end of a text.
     """
     to_character = {byte: char for char, byte in _byte_characters().items()}
     letters = sorted({to_character[byte] for byte in _TEXT.encode()})
@@ -320,7 +326,10 @@ def byte_tokenizer(
         specials = [(token, vocab[token]) for token in (BOS, EOS, MARK)]
         tokenizer.post_processor = TemplateProcessing(single=added, special_tokens=specials)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BOS, eos_token=eos, chat_template=chat_template
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS if names_end else None,
+        chat_template=chat_template,
     )
 
 

@@ -16,7 +16,7 @@ TEMPLATE = (
     "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
     "{% endfor %}{{ '\n' }}{% endfor %}a"
 )
-TOKENIZER = byte_tokenizer(TEMPLATE, f"{BOS} $A", eos=None)
+TOKENIZER = byte_tokenizer(TEMPLATE, f"{BOS} $A", names_end=False)
 # No token occurs twice, so a chain of tokens can spell it.
 ANSWER = f"hgf{MARK}€ed{EOS}.ñc:a"
 CHAIN = TOKENIZER(ANSWER, add_special_tokens=False)["input_ids"]
