@@ -1,10 +1,12 @@
 """Fake latencies, draft signals and profiles for tests of policies."""
 
 import functools
+import itertools
 
 import numpy as np
 import torch
 
+from draftwise import SpeculationConfig
 from draftwise.core.latency import LatencyModel
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.stage_cost import StageCost
@@ -14,6 +16,9 @@ from draftwise.estimators.profile import fit_profile
 from draftwise.estimators.records import Records
 from draftwise.outputs import TokenSource
 from draftwise.policies import DraftPosition
+from draftwise.policies.guard import Guard
+from draftwise.policies.price import Adaptive
+from draftwise.policies.step_times import SCORED
 
 
 class FixedLatency(LatencyModel):
@@ -23,9 +28,6 @@ class FixedLatency(LatencyModel):
         pass
 
     def observe_draft(self, *_):
-        pass
-
-    def observe_tree_draft(self, *_):
         pass
 
     def observe_companion(self, *_):
@@ -39,6 +41,36 @@ def fixed_latency():
         StageCost((1, 4096), (0.0005, 0.001)),
         StageCost((1, 4096), (0.0005, 0.002)),
     )
+
+
+def unguarded(*arguments, **settings):
+    """Speculation without a guard, which would shorten drafts by measured times."""
+    return SpeculationConfig(*arguments, guard=False, **settings)
+
+
+def vary_choices(monkeypatch, lengths, prices):
+    """Make ``adaptive`` and its subclasses draft these lengths, at these prices, in turn.
+
+    With tiny models speculation gains nothing, so these policies would not draft. A length is the
+    draft length of the model, or a kind of step of :mod:`draftwise.policies.step_times`. A price is
+    that of a verified token, in tokens.
+    """
+    kinds, costs = itertools.cycle(lengths), itertools.cycle(prices)
+    begin = Adaptive._begin
+
+    def begun(self, requests):
+        begin(self, requests)
+        self._price_of_tests = next(costs)
+
+    def take(self, choices):
+        wanted = next(kinds)
+        known = {choice.kind: choice for choice in choices}
+        self._choice = known.get(wanted) or known.get(wanted % SCORED) or choices[-1]
+
+    monkeypatch.setattr(Adaptive, "_begin", begun)
+    monkeypatch.setattr(Adaptive, "_take", take)
+    monkeypatch.setattr(Adaptive, "_row_price", property(lambda self: self._price_of_tests))
+    monkeypatch.setattr(Guard, "rests", lambda self, prices: False)
 
 
 # The sources of tokens with a draft model, which copies no text.

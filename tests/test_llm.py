@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import LLM, RequestOutput, SamplingParams, SpeculationConfig
+from draftwise import LLM, RequestOutput, SamplingParams
 from draftwise.engine.memory import cache_bytes
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, PromptError
 from draftwise.outputs import FinishReason, TokenSource
 
+from .stand_ins import unguarded
 from .tiny_models import Recipe, byte_tokenizer, save
 
 RECIPE = Recipe(vocab=32, seed=11, tokenizer=True)
@@ -22,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 def build(models, speculation="default", **options):
     if speculation == "default":
-        speculation = SpeculationConfig(
+        speculation = unguarded(
             models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
         )
     return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
@@ -160,7 +161,7 @@ class TestOutputs:
             assert stats.lossless
 
     def test_lenience_is_reported_as_not_lossless(self, models):
-        config = SpeculationConfig(models.folder(RECIPE.draft()), lenience=0.5, policy="fixed")
+        config = unguarded(models.folder(RECIPE.draft()), lenience=0.5, policy="fixed")
         llm = build(models, config)
         assert not llm.generate("a", GREEDY)[0].speculation.lossless
 
@@ -193,9 +194,7 @@ class TestSpeculation:
         assert set(output.token_sources) == {TokenSource.TARGET}
 
     def test_no_tokens(self, models):
-        config = SpeculationConfig(
-            models.folder(RECIPE.draft()), num_speculative_tokens=0, policy="fixed"
-        )
+        config = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=0, policy="fixed")
         sampled = SamplingParams(max_tokens=20, seed=1)
         for params in (GREEDY, sampled):
             (output,) = build(models, config).generate("ab", params)
@@ -210,6 +209,7 @@ class TestSpeculation:
                 "model": models.folder(RECIPE.draft()),
                 "num_speculative_tokens": 3,
                 "policy": "fixed",
+                "guard": False,
             },
         )
         params = SamplingParams(max_tokens=20, seed=1)
@@ -220,9 +220,7 @@ class TestSpeculation:
         expected = llm.generate("ab", params)
         plain = llm.with_speculation(None)
         longer = llm.with_speculation(
-            SpeculationConfig(
-                models.folder(RECIPE.draft()), num_speculative_tokens=5, policy="fixed"
-            )
+            unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=5, policy="fixed")
         )
         assert plain.target is longer.target is llm.target
         assert longer.draft is llm.draft
@@ -236,7 +234,7 @@ class TestSpeculation:
             llm.with_speculation("suffix")
 
     def test_suffix_and_a_model_together(self, models, llm):
-        both = SpeculationConfig(
+        both = unguarded(
             ["suffix", models.folder(RECIPE.draft())], num_speculative_tokens=3, policy="fixed"
         )
         other = build(models, both)
@@ -246,10 +244,10 @@ class TestSpeculation:
     def test_a_saved_corpus_is_continued(self, models, tmp_path):
         expected = build(models, None).generate("ab", GREEDY)
         settings = {"policy": "fixed", "num_speculative_tokens": 4}
-        first = build(models, SpeculationConfig("suffix", remember_outputs=True, **settings))
+        first = build(models, unguarded("suffix", remember_outputs=True, **settings))
         assert first.generate("ab", GREEDY)[0].text == expected[0].text
         first.save_corpus(tmp_path / "corpus.safetensors")
-        config = SpeculationConfig("suffix", corpus=tmp_path / "corpus.safetensors", **settings)
+        config = unguarded("suffix", corpus=tmp_path / "corpus.safetensors", **settings)
         output = build(models, config).generate("ab", GREEDY)[0]
         assert output.text == expected[0].text
         assert TokenSource.COPY in output.token_sources
@@ -263,13 +261,13 @@ class TestSpeculation:
             build(models).save_corpus(tmp_path / "corpus.safetensors")
 
     def test_unknown_policy(self, models):
-        config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixd")
+        config = unguarded(models.folder(RECIPE.draft()), policy="fixd")
         with pytest.raises(InvalidParameterError, match="did you mean 'fixed'") as caught:
             build(models, config)
         assert caught.value.field == "policy"
 
     def test_unknown_option_of_a_policy(self, models):
-        config = SpeculationConfig(
+        config = unguarded(
             models.folder(RECIPE.draft()), policy_options={"gamma": 3}, policy="fixed"
         )
         with pytest.raises(InvalidParameterError) as caught:
@@ -278,7 +276,7 @@ class TestSpeculation:
 
     def test_missing_draft(self, models):
         with pytest.raises(ModelNotFoundError) as caught:
-            build(models, SpeculationConfig("/no/such/draft", policy="fixed"))
+            build(models, unguarded("/no/such/draft", policy="fixed"))
         assert caught.value.field == "draft"
 
 
@@ -359,7 +357,7 @@ def test_a_mapping_with_unknown_keys(models):
 
 def test_an_int8_target(models):
     """It differs from the original model, and speculation on it is lossless."""
-    config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed")
+    config = unguarded(models.folder(RECIPE.draft()), policy="fixed")
     name = models.folder(RECIPE) + ":int8"
     alone, together = (LLM(name, each, dtype="float32") for each in (None, config))
     assert alone.target.name == name
@@ -381,9 +379,7 @@ def test_a_context_of_one_token_is_rejected(models):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
 def test_other_dtypes(models, dtype):
     """Within one dtype, speculation does not change greedy output."""
-    config = SpeculationConfig(
-        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
-    )
+    config = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
     llm = LLM(models.folder(RECIPE), config, dtype=dtype, max_batch_size=1)
     outputs = llm.generate(["ab", "cd", "é"], GREEDY)
     for output in outputs:

@@ -218,7 +218,8 @@ class EngineBuilder:
             costs = LatencyProfile.load(speculation.latency_profile)
         overlap = self._overlap(policy, costs, models)
         latency = None
-        if policy.needs_latency or (overlap is not None and overlap.interference is not None):
+        needs_latency = policy.needs_latency or (policy.needs_draft and speculation.guard)
+        if needs_latency or (overlap is not None and overlap.interference is not None):
             latency = self._latency(speculation, models, costs)
         replicas = None
         if models.draft is not None and self._settings.draft_replicas > 1:

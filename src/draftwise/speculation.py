@@ -112,8 +112,8 @@ class SpeculationConfig:
         policy_options: options of the policy.
         profile: acceptance profile of these models, a file of ``draftwise profile``.
         latency_profile: latency profile of these models on this machine, a file of ``draftwise
-            profile-latency``. Without one, policies that need latencies measure them for a few
-            seconds at load time.
+            profile-latency``. Without one, latencies are measured for a few seconds at load time,
+            if the policy or the guard needs them.
         num_speculative_tokens: maximum number of tokens drafted per step (γ), 0 … 64. In a token
             tree these are all its nodes, at most 63.
         tree_width: maximum number of alternatives for each drafted token (1 … 8). With more than 1,
@@ -127,6 +127,10 @@ class SpeculationConfig:
         verification: ``"block"`` for block verification, which accepts more tokens, or ``"token"``
             for token-by-token verification. Both are lossless. Lenience below 1 always uses
             ``"token"``.
+        guard: whether drafts are shortened so that they cost at most one step, and one per cent of
+            the time, compared with no speculation, under any policy. The first steps at a batch
+            size then draft nothing, and a seed does not reproduce a text that a draft model drafts
+            for, as draft lengths depend on measured times.
         method: kind of head that the draft must be, ``"eagle"`` or ``"eagle3"``, as vLLM names it;
             ``None`` for any draft. Draftwise recognises heads by their files.
 
@@ -147,6 +151,7 @@ class SpeculationConfig:
     corpus: str | Sequence[str] = ()
     corpus_tokens: int = 1_000_000
     remember_outputs: bool = False
+    guard: bool = True
     method: str | None = None
 
     def __post_init__(self) -> None:
@@ -170,6 +175,7 @@ class SpeculationConfig:
             corpus=path_names("corpus", self.corpus, "file"),
             corpus_tokens=integer("corpus_tokens", self.corpus_tokens, 1, MAX_CORPUS_TOKENS),
             remember_outputs=boolean("remember_outputs", self.remember_outputs),
+            guard=boolean("guard", self.guard),
         )
         if self.policy is not None:
             text_name("policy", self.policy, "policy")

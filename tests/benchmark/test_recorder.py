@@ -11,8 +11,8 @@ from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.params import SamplingParams
-from draftwise.speculation import SpeculationConfig
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 TARGET = Recipe(vocab=40, context=64)
@@ -86,7 +86,7 @@ def test_runs_are_added():
 @pytest.fixture(scope="module")
 def contenders(models):
     llm = LLM(models.folder(TARGET), None, "float32", max_batch_size=4)
-    speculation = SpeculationConfig(models.folder(DRAFT), policy="none", num_speculative_tokens=3)
+    speculation = unguarded(models.folder(DRAFT), policy="none", num_speculative_tokens=3)
     return policy_contenders(llm, ["fixed", "fixed:2", "none", "heuristic"], speculation)
 
 
@@ -125,7 +125,7 @@ def test_a_turn_records_its_steps(contenders, temperature):
 def test_contenders_may_use_one_of_the_drafts(models):
     llm = LLM(models.folder(TARGET), None, "float32", max_batch_size=4)
     model = models.folder(DRAFT)
-    speculation = SpeculationConfig(["suffix", model], policy="none", num_speculative_tokens=3)
+    speculation = unguarded(["suffix", model], policy="none", num_speculative_tokens=3)
     names = [f"fixed:2@{model}", "fixed@suffix", "fixed"]
     made = policy_contenders(llm, names, speculation)
     assert [each.name for each in made] == ["none", *names]

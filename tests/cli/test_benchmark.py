@@ -34,7 +34,7 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
         named = ["--target", models.folder(target), "--draft", models.folder(DRAFT)]
         rest = ["--workload", str(workload), "-o", str(tmp_path / "out"), "--dtype", "float32"]
         rest += ["--max-tokens", "6", "--rounds", "2", "--batch-sizes", "1,3"]
-        rest += ["--longest-prompt", "64"]
+        rest += ["--longest-prompt", "64", "--no-guard"]
         monkeypatch.setattr(sys, "argv", ["draftwise", "benchmark", *named, *rest, *arguments])
         monkeypatch.setenv("COLUMNS", "120")
         with pytest.raises(SystemExit) as end:

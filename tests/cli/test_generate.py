@@ -19,13 +19,16 @@ DRAFT = TARGET.draft()
 def command(models, monkeypatch, capsys):
     """Run the command with the tiny pair; returns (exit status, stdout, stderr).
 
-    The default policy is ``fixed``, which is deterministic and measures no latencies.
+    The default policy is ``fixed`` without a guard, which is deterministic and measures no
+    latencies.
     """
 
     def run(*arguments, pair=True, policy="fixed"):
         named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)] if pair else []
         chosen = any(each.startswith("--policy") for each in arguments) or policy is None
         named += [] if chosen else ["--policy", policy]
+        if policy is not None:
+            named.append("--no-guard")
         monkeypatch.setattr(sys, "argv", ["draftwise", *arguments, *named])
         monkeypatch.setenv("COLUMNS", "120")
         with pytest.raises(SystemExit) as end:

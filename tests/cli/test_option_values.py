@@ -2,13 +2,13 @@
 
 import pytest
 
+from draftwise import SpeculationConfig
 from draftwise.cli.option_values import (
     parse_lenience,
     parse_policy_options,
     parse_speculative_config,
 )
 from draftwise.errors import InvalidParameterError
-from draftwise.speculation import SpeculationConfig
 
 
 def test_policy_options_are_parsed_as_json():

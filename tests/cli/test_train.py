@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM
 from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.run import Machine, TrainingRun
@@ -19,6 +19,7 @@ from draftwise.distillation.settings import TrainingSettings
 from draftwise.errors import HeadTargetWarning, InvalidParameterError, UnsupportedModelError
 from draftwise.models.heads import read_head
 
+from ..stand_ins import unguarded
 from .training import PROMPTS, TARGET, assert_drafts
 
 
@@ -207,7 +208,7 @@ def test_heads_of_other_targets_are_refused_before_answers_are_generated(train, 
 
 def test_heads_warn_of_other_targets_of_the_same_sizes(train, models, tmp_path):
     train("--tokens=100")
-    head = SpeculationConfig(str(tmp_path / "head"), policy="fixed", num_speculative_tokens=2)
+    head = unguarded(str(tmp_path / "head"), policy="fixed", num_speculative_tokens=2)
 
     def warnings_with(target):
         with warnings.catch_warnings(record=True) as caught:

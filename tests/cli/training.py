@@ -1,7 +1,8 @@
 """A tiny target for ``draftwise train``, and what is checked of every draft."""
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 TARGET = Recipe(vocab=40, context=64, tokenizer=True, config={"num_hidden_layers": 3})
@@ -15,7 +16,7 @@ def assert_drafts(models, folder, **settings):
     Returns the statistics of the speculation.
     """
     options = {"policy": "fixed", "num_speculative_tokens": 3, **settings}
-    speculation = SpeculationConfig(str(folder), **options)
+    speculation = unguarded(str(folder), **options)
     sampling = SamplingParams(max_tokens=12, temperature=0)
     with LLM(models.folder(TARGET), dtype="float32") as llm:
         expected = llm.generate("red sea", sampling)[0].token_ids

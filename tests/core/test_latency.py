@@ -48,6 +48,12 @@ def follow(change, sizes, num_steps=300, seed=0):
     return model
 
 
+def marginal(model, n):
+    """Seconds of one more token in the target's pass."""
+    more = max(1.0, n / 4)
+    return (model.target_seconds(n + more) - model.target_seconds(n)) / more
+
+
 def true_marginal(change, n):
     window = max(1.0, n / 4)
     return (CHANGES[change](n + window, 0) - CHANGES[change](n, 0)) / window
@@ -130,7 +136,7 @@ class TestLiveCorrection:
         model = follow(change, SIZES)
         for n in (1, 4, 8, 32, 192):
             assert model.target_seconds(n, 1000) == pytest.approx(CHANGES[change](n, 1000), rel=0.1)
-            assert model.marginal_seconds(n) == pytest.approx(true_marginal(change, n), rel=0.15)
+            assert marginal(model, n) == pytest.approx(true_marginal(change, n), rel=0.15)
 
     @pytest.mark.parametrize("size", [1, 8, 32, 192])
     @pytest.mark.parametrize("change", ["half", "double"])
@@ -138,7 +144,7 @@ class TestLiveCorrection:
         model = follow(change, [size])
         for n in (1, 8, 32, 192):
             assert model.target_seconds(n) == pytest.approx(CHANGES[change](n, 0), rel=0.1)
-            assert model.marginal_seconds(n) == pytest.approx(true_marginal(change, n), rel=0.1)
+            assert marginal(model, n) == pytest.approx(true_marginal(change, n), rel=0.1)
 
     @pytest.mark.parametrize("size", [1, 8, 32, 192])
     @pytest.mark.parametrize("change", ["more per pass", "more per token"])
@@ -150,7 +156,7 @@ class TestLiveCorrection:
         )
         for n in (1, 8, 32, 192):
             assert 0.5 < model.target_seconds(n) / CHANGES[change](n, 0) < 2
-            assert 0.4 < model.marginal_seconds(n) / true_marginal(change, n) < 2.5
+            assert 0.4 < marginal(model, n) / true_marginal(change, n) < 2.5
 
     def test_returns_when_the_machine_recovers(self):
         model = follow("double", SIZES)
@@ -181,17 +187,16 @@ class TestLiveCorrection:
             curve = [seconds(n) for n in range(1, 600, 7)]
             assert all(0 < value < math.inf for value in curve)
             assert all(a <= b for a, b in pairwise(curve))
-        assert all(0 <= model.marginal_seconds(n) < math.inf for n in (1, 8, 64, 600))
+        assert all(0 <= marginal(model, n) < math.inf for n in (1, 8, 64, 600))
 
     @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 0.0, -1.0])
     def test_ignores_invalid_times(self, seconds):
         model = LatencyModel(CURVE, DRAFT, DRAFT)
         model.observe_target(8, 100, seconds)
         model.observe_draft([8, 4], seconds)
-        model.observe_tree_draft([8, 4], seconds)
         model.observe_companion(8, seconds)
         assert model.target_seconds(8) == CURVE(8)
-        assert model.draft_seconds(8) == model.tree_draft_seconds(8) == DRAFT(8)
+        assert model.draft_seconds(8) == DRAFT(8)
         assert model.companion_seconds(8) == DRAFT(8)
 
     def test_ignores_steps_without_tokens(self):
@@ -228,7 +233,6 @@ class TestLiveCorrection:
         assert model.first_draft_extra == pytest.approx(0.02, rel=0.05)
         for n in (1, 8, 32):
             assert model.draft_seconds(n) == pytest.approx(2 * DRAFT(n), rel=0.1)
-        assert model.first_tree_draft_extra == model.first_draft_extra
         assert model.drafting_seconds([]) == model.drafting_seconds([0, 0]) == 0.0
         passes = model.draft_seconds(8) + model.draft_seconds(3)
         assert model.drafting_seconds([8, 3, 0]) == passes + model.first_draft_extra
@@ -243,49 +247,6 @@ class TestLiveCorrection:
     def test_absent_models_cost_nothing(self):
         model = LatencyModel(CURVE)
         model.observe_draft([4], 1.0)
-        model.observe_tree_draft([4], 1.0)
         model.observe_companion(4, 1.0)
         assert model.draft_seconds(8) == model.companion_seconds(8) == 0.0
-        assert model.tree_draft_seconds(8) == model.first_draft_extra == 0.0
-
-    def test_passes_that_grow_trees_have_their_own_time(self):
-        """Until one was observed, it is that of the passes for chains."""
-        model = LatencyModel(CURVE, DRAFT)
-        for _ in range(100):
-            model.observe_draft([8, 4], 3 * (DRAFT(8) + DRAFT(4)))
-        assert model.tree_draft_seconds(8) == model.draft_seconds(8)
-        for _ in range(100):
-            model.observe_step(
-                num_target_tokens=0,
-                context=0,
-                drafting=(),
-                growing=(1, 4, 4),
-                num_scored=0,
-                has_signals=False,
-                is_tree=True,
-                target_seconds=0.0,
-                draft_seconds=2 * (DRAFT(1) + 2 * DRAFT(4)),
-                companion_seconds=0.0,
-            )
-        assert model.tree_draft_seconds(4) == pytest.approx(2 * DRAFT(4), rel=0.05)
-        assert model.draft_seconds(4) == pytest.approx(3 * DRAFT(4), rel=0.05)
-
-    def test_passes_over_trees_do_not_change_the_cost_of_others(self):
-        model = LatencyModel(CURVE)
-        before = model.marginal_seconds(16)
-        assert model.marginal_tree_seconds(16) == before
-        for number in range(100):
-            size = 8 + number % 25
-            model.observe_step(
-                num_target_tokens=size,
-                context=0,
-                drafting=(),
-                num_scored=0,
-                has_signals=False,
-                is_tree=True,
-                target_seconds=3 * CURVE(size),
-                draft_seconds=0.0,
-                companion_seconds=0.0,
-            )
-        assert model.marginal_tree_seconds(16) == pytest.approx(3 * before, rel=0.1)
-        assert model.marginal_seconds(16) == before
+        assert model.first_draft_extra == 0.0

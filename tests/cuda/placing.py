@@ -7,14 +7,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.models.static_steps import StepMode
 from draftwise.policies import policy_class
 
 from ..engine.assembly import generate
-from ..stand_ins import fixed_latency, profile
+from ..stand_ins import fixed_latency, profile, unguarded
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def assemble_with(place, models, recipe, draft, max_batch_size, companion=None, 
     llm = load(
         place,
         models.folder(recipe),
-        SpeculationConfig(**names, policy=simple),
+        unguarded(**names, policy=simple),
         max_batch_size=max_batch_size,
     )
     return Engine(
         Models(llm.target, llm.draft, llm.companion),
-        SpeculationConfig(**names, **speculation),
+        unguarded(**names, **speculation),
         EngineOptions(max_batch_size),
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,

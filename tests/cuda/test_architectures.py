@@ -2,12 +2,13 @@
 
 import pytest
 
-from draftwise import SamplingParams, SpeculationConfig
+from draftwise import SamplingParams
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.models.decoder_spec import DESCRIBED_ARCHITECTURES
 from draftwise.models.static_steps import StepMode
 
 from ..architectures import CONTEXT, DESCRIBED, NUM_TOKENS, PROMPTS, WITH_WINDOWS, continuation
+from ..stand_ins import unguarded
 from .placing import PLACES, load
 
 pytestmark = pytest.mark.slow
@@ -26,9 +27,7 @@ def test_every_described_architecture_is_tested(models):
 def test_greedy_texts_past_the_window(models, place, family, policy, batch_size):
     """Prompts are read in chunks, so that rings overwrite old tokens in steps of any size."""
     recipe = DESCRIBED[family]
-    speculation = SpeculationConfig(
-        models.folder(recipe.draft()), policy=policy, num_speculative_tokens=3
-    )
+    speculation = unguarded(models.folder(recipe.draft()), policy=policy, num_speculative_tokens=3)
     llm = load(
         place,
         models.folder(recipe),

@@ -63,13 +63,13 @@ def engine_with(models, place, kind, recipe, policy="fixed", max_batch_size=16, 
 
 
 CHAINS = ["suffix", "ngram", "head", "eagle", "exit", "adapted exit", "suffix and head"]
-TREES = ["suffix", "model", "head", "eagle", "suffix and head"]
+TREES = ["suffix", "model", "head", "eagle"]
 # The rules of EAGLE-2 grow trees of a model or a head.
 TREE_POLICIES = [
     (kind, policy)
     for kind in TREES
-    for policy in ("fixed", "adaptive", "eagle2", "svip-tree")
-    if kind != "suffix" or policy in ("fixed", "adaptive")
+    for policy in ("fixed", "eagle2", "svip-tree")
+    if kind != "suffix" or policy == "fixed"
 ]
 
 

@@ -5,12 +5,12 @@ import functools
 import pytest
 import torch
 
-from draftwise import SamplingParams, SpeculationConfig
+from draftwise import SamplingParams
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.policies import POLICIES
 
 from ..engine.assembly import generate
-from ..stand_ins import SOURCES_WITH_A_MODEL
+from ..stand_ins import SOURCES_WITH_A_MODEL, unguarded
 from ..tiny_models import Recipe
 from .placing import LENGTHS, PLACES, RECORDED, assemble, load
 
@@ -49,7 +49,7 @@ def wanted(models):
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_with_and_without_a_draft(models, wanted, place, family):
     recipe = Recipe(family, VOCAB)
-    speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
+    speculation = unguarded(models.folder(recipe.draft()), policy="fixed")
     for config, batch_size, chunk in ((None, 16, 512), (speculation, 16, 9), (speculation, 5, 512)):
         llm = load(
             place,
@@ -66,7 +66,7 @@ def test_with_and_without_a_draft(models, wanted, place, family):
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_one_at_a_time(models, wanted, place):
     recipe = Recipe("llama", VOCAB)
-    speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
+    speculation = unguarded(models.folder(recipe.draft()), policy="fixed")
     llm = load(place, models.folder(recipe), speculation, max_batch_size=1)
     for each, text in list(zip(prompts(), wanted("llama"), strict=True))[:8]:
         (output,) = llm.generate(each, GREEDY)
@@ -90,7 +90,7 @@ def test_the_bundled_family(place):
 
     model = AutoModelForCausalLM.from_pretrained(zoo.resolve("zoo:target"), dtype=torch.float32)
     model.eval().to(place.device)
-    speculation = SpeculationConfig("zoo:draft", policy="fixed", num_speculative_tokens=4)
+    speculation = unguarded("zoo:draft", policy="fixed", num_speculative_tokens=4)
     llm = load(place, "zoo:target", speculation, max_model_len=256, max_batch_size=4)
     texts = ["Tom has 3 apples and", "def add(a, b):", "The capital of France is", "Once upon"]
     params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)

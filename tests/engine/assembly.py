@@ -1,13 +1,13 @@
 """Engines of tiny models, with the parts that their policy needs."""
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.parallel.overlap import OverlapOptions, OverlappedEngine
 from draftwise.outputs import FinishReason
 from draftwise.policies import policy_class
 
-from ..stand_ins import fixed_latency, profile
+from ..stand_ins import fixed_latency, profile, unguarded
 
 
 def assemble(target, draft, companion, max_batch_size, overlaps=False, **speculation):
@@ -29,13 +29,13 @@ def assemble(target, draft, companion, max_batch_size, overlaps=False, **specula
         names["companion"], simple = companion, "staged"
     llm = LLM(
         target,
-        SpeculationConfig(**names, policy=simple),
+        unguarded(**names, policy=simple),
         dtype="float32",
         max_batch_size=max_batch_size,
     )
     parts = (
         Models(llm.target, llm.draft, llm.companion),
-        SpeculationConfig(**names, **speculation),
+        unguarded(**names, **speculation),
         EngineOptions(max_batch_size),
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.models.exits.files import ExitConfig, write_exit
@@ -13,7 +13,7 @@ from draftwise.models.hidden_states import decoder_layers
 from draftwise.models.model_part import ModelPart
 from draftwise.policies import policy_class
 
-from ..stand_ins import fixed_latency, profile
+from ..stand_ins import fixed_latency, profile, unguarded
 from ..tiny_models import Recipe
 
 TARGET = Recipe(vocab=12, seed=3, config={"num_hidden_layers": 4})
@@ -46,12 +46,10 @@ def engine_with_exit(
         speculation["companion"] = companion
         if isinstance(companion, Recipe):
             speculation["companion"] = models.folder(companion)
-    llm = LLM(
-        models.folder(target), SpeculationConfig(**speculation, policy=simple), dtype="float32"
-    )
+    llm = LLM(models.folder(target), unguarded(**speculation, policy=simple), dtype="float32")
     return Engine(
         Models(llm.target, llm.draft, llm.companion),
-        SpeculationConfig(**speculation, **settings),
+        unguarded(**speculation, **settings),
         options,
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,

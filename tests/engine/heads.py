@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.parallel.overlap import OverlapOptions, OverlappedEngine
 from draftwise.policies import policy_class
 
-from ..stand_ins import fixed_latency, profile
+from ..stand_ins import fixed_latency, profile, unguarded
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
 
@@ -57,12 +57,10 @@ def engine_with_head(
     if policy.uses_companion():
         companion = companion or target.draft(noise=0.2, noise_seed=2)
         speculation["companion"], simple = models.folder(companion), "staged"
-    llm = LLM(
-        models.folder(target), SpeculationConfig(**speculation, policy=simple), dtype="float32"
-    )
+    llm = LLM(models.folder(target), unguarded(**speculation, policy=simple), dtype="float32")
     parts = (
         Models(llm.target, llm.draft, llm.companion),
-        SpeculationConfig(**speculation, **settings),
+        unguarded(**speculation, **settings),
         options,
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,

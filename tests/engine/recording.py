@@ -10,8 +10,8 @@ from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
 from draftwise.policies.base import Policy, PolicyContext, Signal
 from draftwise.policies.inputs import DraftPosition
-from draftwise.speculation import SpeculationConfig
 
+from ..stand_ins import unguarded
 from .exact import process
 
 
@@ -93,7 +93,7 @@ class RecordedEngine:
 
     def __init__(self, target, draft, companion, gamma=4, options=None, **settings):
         self.recorder = Recorder(PolicyContext(gamma, has_companion=True), **settings)
-        config = SpeculationConfig("d", policy="recorder", num_speculative_tokens=gamma)
+        config = unguarded("d", policy="recorder", num_speculative_tokens=gamma)
         options = EngineOptions(**(options or {}))
         models = Models(target, draft, companion)
         self.engine = Engine(models, config, options, policy=self.recorder)

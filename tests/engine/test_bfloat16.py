@@ -6,9 +6,10 @@ result therefore does not depend on the number of verified tokens.
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.models.native.decoder import NativeDecoder
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def test_greedy_texts_equal_the_targets_in_bfloat16(models, batch_size):
     assert len({tuple(text) for text in expected}) > 12
     assert texts(models, batch_size) == expected
     for policy, length in (("fixed", 1), ("fixed", 7), ("svip", 9), ("heuristic", 5)):
-        speculation = SpeculationConfig(
+        speculation = unguarded(
             models.folder(TARGET.draft(0.05)), policy=policy, num_speculative_tokens=length
         )
         assert texts(models, batch_size, speculation) == expected

@@ -2,10 +2,11 @@
 
 import pytest
 
-from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
+from draftwise import LLM, RequestSpeculation, SamplingParams
 from draftwise.errors import InvalidParameterError
 from draftwise.policies import POLICIES
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe
 from .test_lossless import NOT_UNLIKELY, NUM_REQUESTS_OF_EACH_POLICY, SETTINGS, Case
@@ -102,7 +103,7 @@ def test_a_biased_policy_reports_that_it_is_not_lossless(engine):
 def test_an_unavailable_policy_fails_only_its_request(models):
     llm = LLM(
         models.folder(RECIPE),
-        SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed"),
+        unguarded(models.folder(RECIPE.draft()), policy="fixed"),
         dtype="float32",
     )
     settings = [
@@ -173,7 +174,7 @@ class TestChangingWhileItRuns:
         assert engine.policies.default is before
 
     def test_change_by_the_llm(self, models):
-        config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed")
+        config = unguarded(models.folder(RECIPE.draft()), policy="fixed")
         llm = LLM(models.folder(RECIPE), config, dtype="float32")
         expected = llm.generate([1, 2], GREEDY)[0].token_ids
         llm.change_speculation(policy="none")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine.cached_model import CachedModel, ForwardInput
 from draftwise.errors import (
     InvalidParameterError,
@@ -20,6 +20,7 @@ from draftwise.models.native.structures import DecoderCall
 from draftwise.models.packed_model import PackedModel
 from draftwise.policies import registry
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe, byte_tokenizer
 from .recording import RecordedEngine, Recorder, expected_beliefs
 from .test_failures import break_token
@@ -365,7 +366,7 @@ def register(monkeypatch):
 
 
 def open_llm(models, companion, policy="recorder", **options):
-    config = SpeculationConfig(
+    config = unguarded(
         models.folder(DRAFT), companion=companion, policy=policy, num_speculative_tokens=3
     )
     return LLM(models.folder(TARGET), config, dtype="float32", **options)
@@ -399,15 +400,13 @@ class TestLoading:
         assert again.draft is llm.draft
         assert again.companion is llm.companion
         other = llm.with_speculation(
-            SpeculationConfig(models.folder(DRAFT), companion="draft:int4", policy="recorder")
+            unguarded(models.folder(DRAFT), companion="draft:int4", policy="recorder")
         )
         assert other.draft is llm.draft
         assert other.companion.name.endswith(":int4")
         # The same draft model as a companion.
         swapped = llm.with_speculation(
-            SpeculationConfig(
-                models.folder(COMPANION), companion=models.folder(DRAFT), policy="recorder"
-            )
+            unguarded(models.folder(COMPANION), companion=models.folder(DRAFT), policy="recorder")
         )
         assert swapped.companion is llm.draft
 
@@ -430,7 +429,7 @@ class TestLoading:
         assert caught.value.field == "companion"
 
     def test_a_quantised_draft_with_another_vocabulary_is_refused(self, models):
-        config = SpeculationConfig(
+        config = unguarded(
             models.folder(Recipe(vocab=8)), companion="draft:int8", policy="recorder"
         )
         with pytest.raises(VocabularyMismatchError):

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
+from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import cached_head
 from draftwise.engine.assembly import Models
 from draftwise.errors import SlowPathWarning, UnsupportedModelError
@@ -15,6 +15,7 @@ from draftwise.outputs import TokenSource
 from draftwise.policies.base import PolicyContext
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import assert_same_with_cancellations, generate, token_ids, varied_work
 from .eagle_heads import FLAT, GAMMA, HEAD, assert_published
@@ -181,7 +182,7 @@ def test_with_known_continuations(models):
 def test_a_grammar_restricts_drafts_and_a_warning_names_the_path(models):
     target = Recipe(vocab=40, seed=3, tokenizer=True, config={"eos_token_id": 1})
     folder = head_folder(models, HEAD.changed(vocab=40))
-    settings = SpeculationConfig(draft=folder, policy="fixed")
+    settings = unguarded(draft=folder, policy="fixed")
     with pytest.warns(SlowPathWarning, match="it is of EAGLE-1 or EAGLE-2"):
         llm = LLM(models.folder(target), settings, dtype="float32")
     limits = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputs(regex="[ab]{8}"))
@@ -194,7 +195,7 @@ def test_passes_of_a_head_are_timed(models):
     """As the policies that know prices need it."""
     llm = LLM(
         models.folder(TARGET),
-        SpeculationConfig(head_folder(models, HEAD), policy="fixed"),
+        unguarded(head_folder(models, HEAD), policy="fixed"),
         dtype="float32",
     )
     timer = PassTimer(Models(llm.target, llm.draft), 4, 16, GAMMA)
@@ -226,7 +227,9 @@ def test_a_head_with_the_configuration_of_its_target_is_named_as_in_vllm(models)
     texts, num_accepted = [], []
     for head in (HEAD, copied):
         vllms = {"method": "eagle", "model": head_folder(models, head), "num_speculative_tokens": 3}
-        llm = LLM(models.folder(FLAT), {**vllms, "policy": "fixed"}, dtype="float32")
+        llm = LLM(
+            models.folder(FLAT), {**vllms, "policy": "fixed", "guard": False}, dtype="float32"
+        )
         outputs = llm.generate(PROMPTS, params(len(PROMPTS)))
         texts.append([output.token_ids for output in outputs])
         num_accepted.append([output.speculation.num_accepted for output in outputs])

@@ -7,11 +7,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.errors import DraftwiseError, InvalidParameterError, UnsupportedModelError
 from draftwise.models.native import library
 from draftwise.models.native.library import kernel_in_use
+from draftwise.policies.step_times import SCORED
 
+from ..stand_ins import unguarded, vary_choices
 from ..tiny_models import Recipe
 from .assembly import generate, token_ids
 from .exits import DEEPER, TARGET, AdapterRecipe, engine_with_exit, exit_logits
@@ -43,12 +45,13 @@ def kernels(request, monkeypatch):
     ],
     ids=str,
 )
-def test_drafts_and_texts(models, tmp_path, target, adapter):
+def test_drafts_and_texts(models, tmp_path, target, adapter, monkeypatch):
     """Drafts follow the adapter, and greedy texts stay the target's."""
     folder = adapter.save(tmp_path / "exit")
     greedy = params(temperature=0.0)
     expected = token_ids(generate(engine_with_exit(models, target, policy="none"), PROMPTS, greedy))
     reference = models.reference(target)
+    vary_choices(monkeypatch, [3, SCORED + 3, SCORED + 2], [0.3, 0.1])
     for policy in ("fixed", "sv"):
         engine = engine_with_exit(models, target, folder, DEEPER, policy=policy)
         assert token_ids(generate(engine, PROMPTS, greedy)) == expected
@@ -130,7 +133,7 @@ def test_damaged_folders_are_refused(models, tmp_path, what, message):
     name = ADAPTER.save(tmp_path / "exit")
     damaged(tmp_path / "exit", what)
     with pytest.raises(DraftwiseError, match=message) as caught:
-        LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+        LLM(models.folder(TARGET), unguarded(name, policy="fixed"), dtype="float32")
     assert caught.value.field == "draft"
 
 
@@ -138,7 +141,7 @@ def test_damaged_folders_are_refused(models, tmp_path, what, message):
 def test_another_epsilon_than_the_target_s_is_refused_by_the_kernels(models, tmp_path):
     name = AdapterRecipe(epsilon=1e-3).save(tmp_path / "exit")
     with pytest.raises(UnsupportedModelError, match="the target's rms_norm_eps"):
-        LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+        LLM(models.folder(TARGET), unguarded(name, policy="fixed"), dtype="float32")
 
 
 def test_adapters_with_other_epsilons_have_other_fingerprints(models, tmp_path, monkeypatch):
@@ -147,14 +150,14 @@ def test_adapters_with_other_epsilons_have_other_fingerprints(models, tmp_path, 
     llm, found = LLM(models.folder(TARGET), dtype="float32"), set()
     for at, epsilon in enumerate((1e-6, 1e-3, 1e-6)):
         name = AdapterRecipe(epsilon=epsilon).save(tmp_path / str(at))
-        found.add(llm.load_models(SpeculationConfig(name, policy="fixed")).draft.fingerprint)
+        found.add(llm.load_models(unguarded(name, policy="fixed")).draft.fingerprint)
     assert len(found) == 2
 
 
 def test_a_folder_is_not_quantised(models, tmp_path):
     name = ADAPTER.save(tmp_path / "exit") + ":int8"
     with pytest.raises(InvalidParameterError, match="is an exit, which is not quantised"):
-        LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+        LLM(models.folder(TARGET), unguarded(name, policy="fixed"), dtype="float32")
 
 
 def test_an_exit_is_no_target(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.core.types import Plan
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
@@ -19,7 +19,9 @@ from draftwise.outputs import FinishReason, TokenSource
 from draftwise.policies import POLICIES
 from draftwise.policies.base import PolicyContext
 from draftwise.policies.fixed import FixedLength
+from draftwise.policies.step_times import SCORED
 
+from ..stand_ins import unguarded, vary_choices
 from ..tiny_models import Recipe
 from .assembly import assert_same_with_cancellations, generate, token_ids, varied_work
 from .exits import DEEPER, DRAFT, TARGET, engine_with_exit, exit_logits, recorded_passes
@@ -300,7 +302,7 @@ def test_a_policy_that_drafts_seldom(models):
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gemma2", "olmo2", "gpt_oss", "gpt2", "granite"])
-def test_greedy_texts_with_other_targets(models, family):
+def test_greedy_texts_with_other_targets(models, family, monkeypatch):
     """Targets of Draftwise's own passes and of Hugging Face's modules, and windows."""
     target = Recipe(family, vocab=12, seed=2, config={"num_hidden_layers": 3})
     if family == "gemma3_text":
@@ -309,6 +311,7 @@ def test_greedy_texts_with_other_targets(models, family):
     prompts = [[1], [2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 0]]
     settings = {"draft": "target:exit=1", "companion": "target:exit=2"}
     plain = generate(engine_with_exit(models, target, policy="none"), prompts, greedy)
+    vary_choices(monkeypatch, [3, SCORED + 3, SCORED + 2], [0.3, 0.1])
     for policy in ("fixed", "sv"):
         engine = engine_with_exit(models, target, policy=policy, **settings)
         outputs = generate(engine, prompts, greedy)
@@ -369,7 +372,7 @@ def test_with_known_continuations(models):
 def test_stop_strings(models):
     target = Recipe(vocab=40, seed=3, tokenizer=True, config={"num_hidden_layers": 3})
     texts = []
-    for speculation in (None, SpeculationConfig("target:exit=1", policy="fixed")):
+    for speculation in (None, unguarded("target:exit=1", policy="fixed")):
         llm = LLM(models.folder(target), speculation, dtype="float32")
         limits = SamplingParams(max_tokens=40, temperature=0.0, stop=["a", "b"])
         texts.append([output.text for output in llm.generate([[3, 4, 5], [6, 7]], limits)])
@@ -482,7 +485,7 @@ def test_what_exits_cannot_do_is_refused(models, settings, options, field, messa
         settings = {**settings, "draft": settings["draft"].replace("FOLDER", folder)}
     settings = {"policy": "staged" if "companion" in settings else "fixed", **settings}
     with pytest.raises(InvalidParameterError, match=message) as caught:
-        LLM(folder, SpeculationConfig(**settings), dtype="float32", **options)
+        LLM(folder, unguarded(**settings), dtype="float32", **options)
     assert caught.value.field == field
 
 
@@ -493,7 +496,7 @@ def test_targets_whose_layers_are_no_list_are_refused(models, monkeypatch):
     monkeypatch.setattr("draftwise.models.module_parts.decoder_layers", none)
     target = Recipe("gpt2", vocab=12, config={"num_hidden_layers": 3})
     with pytest.raises(UnsupportedModelError, match="no exits in gpt2 models"):
-        LLM(models.folder(target), SpeculationConfig(DRAFT, policy="fixed"), dtype="float32")
+        LLM(models.folder(target), unguarded(DRAFT, policy="fixed"), dtype="float32")
 
 
 def test_targets_whose_layers_depend_on_others_are_refused(models, monkeypatch):
@@ -507,7 +510,7 @@ def test_targets_whose_layers_depend_on_others_are_refused(models, monkeypatch):
 
     monkeypatch.setattr(pretrained.PackedModel, "forward_part", different)
     with pytest.raises(UnsupportedModelError, match="depend on more than the layer before"):
-        LLM(models.folder(TARGET), SpeculationConfig(DRAFT, policy="fixed"), dtype="float32")
+        LLM(models.folder(TARGET), unguarded(DRAFT, policy="fixed"), dtype="float32")
 
 
 def test_an_exit_is_checked_when_no_other_engine_uses_the_target(models, monkeypatch):
@@ -520,7 +523,7 @@ def test_an_exit_is_checked_when_no_other_engine_uses_the_target(models, monkeyp
         return forward(self, *arguments, **named)
 
     monkeypatch.setattr(ModelPart, "forward", recording)
-    llm.with_speculation(SpeculationConfig(DRAFT, policy="fixed"))
+    llm.with_speculation(unguarded(DRAFT, policy="fixed"))
     assert held
     assert all(held)
     assert not llm.engine.turns.is_mine

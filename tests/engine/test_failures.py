@@ -5,15 +5,13 @@ import math
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.errors import InvalidParameterError, NumericalError, PromptError
 from draftwise.outputs import FinishReason
 
-from ..stand_ins import SOURCES_WITH_A_MODEL
+from ..stand_ins import SOURCES_WITH_A_MODEL, unguarded
 from ..tiny_models import Recipe
 from .test_lossless import NOT_UNLIKELY, Case
-from .test_proposers import VARIED
-from .test_proposers import build as build_offering
 
 VOCAB = 32
 RECIPE = Recipe(vocab=VOCAB, seed=8, tokenizer=True)
@@ -32,9 +30,7 @@ KINDS = {
 def build(models, speculation=True, **options):
     config = None
     if speculation:
-        config = SpeculationConfig(
-            models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
-        )
+        config = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
     return LLM(models.folder(RECIPE), config, dtype="float32", **options)
 
 
@@ -269,28 +265,3 @@ def test_stop_strings_need_a_tokenizer(models):
     with pytest.raises(InvalidParameterError, match="use stop_token_ids") as caught:
         llm.generate([1], SamplingParams(stop="a"))
     assert caught.value.field == "stop"
-
-
-def test_a_failed_step_leaves_no_state_in_the_policy(models):
-    """Its requests end with an error, and what the policy knows of them is deleted."""
-    engine = build_offering(models, VARIED, "adaptive", 8, draft="suffix")
-    for index in range(6):
-        engine.add(None, [1, 2, 3, index] * 4, SamplingParams(max_tokens=30, seed=index))
-    rates = engine.policies.default.token_weights._rates
-    while not rates:
-        engine.step()
-    verify = engine._verifier.verify
-
-    def fail(batch, plan):
-        raise RuntimeError("out of memory")
-
-    engine._verifier.verify = fail
-    with pytest.raises(RuntimeError, match="out of memory"):
-        engine.step()
-    assert engine.num_unfinished == 0
-    assert not rates
-    engine._verifier.verify = verify
-    request = engine.add(None, [1, 2, 3], SamplingParams(max_tokens=4))
-    while engine.num_unfinished:
-        engine.step()
-    assert request.finish_reason is FinishReason.LENGTH

@@ -5,11 +5,11 @@ import functools
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.outputs import FinishReason, TokenSource
 from draftwise.policies import POLICIES
 
-from ..stand_ins import SOURCES_WITH_A_MODEL
+from ..stand_ins import SOURCES_WITH_A_MODEL, unguarded
 from ..tiny_models import FAMILIES, Recipe
 from .assembly import assemble_recipe, generate
 
@@ -55,7 +55,7 @@ def engine(models, recipe, draft=None, max_batch_size=16, max_chunk_tokens=512, 
     config = None
     if draft is not None:
         speculation = {"policy": "fixed", **speculation}
-        config = SpeculationConfig(draft=models.folder(draft), **speculation)
+        config = unguarded(draft=models.folder(draft), **speculation)
     return LLM(
         models.folder(recipe),
         config,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
+from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import cached_head
 from draftwise.engine.cached_head import CachedHead
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
@@ -11,6 +11,7 @@ from draftwise.models.native import library
 from draftwise.outputs import TokenSource
 from draftwise.policies.base import PolicyContext
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import assert_same_with_cancellations, generate, token_ids, varied_work
 from .heads import HEAD, TARGET, engine_with_head, head_folder, recorded_drafts
@@ -211,7 +212,7 @@ def test_a_grammar_restricts_drafts(models):
     head = HEAD.changed(vocab=40, draft_vocab=40)
     llm = LLM(
         models.folder(target),
-        SpeculationConfig(draft=head_folder(models, head), policy="fixed"),
+        unguarded(draft=head_folder(models, head), policy="fixed"),
         dtype="float32",
     )
     limits = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputs(regex="[ab]{8}"))
@@ -255,7 +256,7 @@ def test_what_heads_cannot_do_is_refused(models, settings, options, message):
     folder = head_folder(models, HEAD)
     settings = {name: value.replace("HEAD", folder) for name, value in settings.items()}
     with pytest.raises((InvalidParameterError, UnsupportedModelError), match=message):
-        LLM(models.folder(TARGET), SpeculationConfig(**settings), dtype="float32", **options)
+        LLM(models.folder(TARGET), unguarded(**settings), dtype="float32", **options)
 
 
 def test_a_head_is_no_target(models):

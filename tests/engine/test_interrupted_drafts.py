@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from draftwise import SamplingParams, SpeculationConfig
+from draftwise import SamplingParams
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.native import NativeBackend
@@ -11,6 +11,7 @@ from draftwise.engine.engine import Engine
 from draftwise.models.loading import load_model
 from draftwise.models.native.library import kernel_in_use
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 RECIPE = Recipe(vocab=16, seed=6)
@@ -35,9 +36,7 @@ def test_columns_beyond_a_draft_are_zero(models, monkeypatch, backend, error):
         role: load_model(models.folder(recipe), role, torch.float32, torch.device("cpu"), None)
         for role, recipe in (("target", RECIPE), ("draft", RECIPE.draft()))
     }
-    config = SpeculationConfig(
-        models.folder(RECIPE.draft()), policy="fixed", num_speculative_tokens=6
-    )
+    config = unguarded(models.folder(RECIPE.draft()), policy="fixed", num_speculative_tokens=6)
     engine = Engine(Models(**loaded), config, EngineOptions(3))
     finish, num_checked = backend.finish, 0
 

@@ -23,7 +23,7 @@ from draftwise.errors import EngineError
 signal.signal(signal.SIGINT, signal.default_int_handler)
 target, draft = sys.argv[1:3]
 overlap, num_signals = sys.argv[3] == "True", int(sys.argv[4])
-speculation = {"draft": draft, "policy": "fixed", "num_speculative_tokens": 3}
+speculation = {"draft": draft, "policy": "fixed", "num_speculative_tokens": 3, "guard": False}
 llm = LLM(target, speculation, "float32", max_batch_size=6, max_chunk_tokens=16, overlap=overlap)
 work = [
     ([1 + i, 2, 3] * (1 + i % 4), SamplingParams(max_tokens=20 + 5 * i, seed=i)) for i in range(8)

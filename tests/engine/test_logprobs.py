@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
+from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import acceptance, logprobs
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.outputs import FinishReason, TokenSource
 
-from ..stand_ins import SOURCES_WITH_A_MODEL
+from ..stand_ins import SOURCES_WITH_A_MODEL, unguarded
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe, generate, varied_work
 from .test_failures import BROKEN, break_token
@@ -101,9 +101,7 @@ def test_batches_of_one_kind_of_request(models, temperature):
 
 @pytest.mark.slow
 def test_logprobs_with_replicas(models):
-    speculation = SpeculationConfig(
-        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
-    )
+    speculation = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
     llm = LLM(
         models.folder(RECIPE), speculation, dtype="float32", max_batch_size=5, draft_replicas=2
     )
@@ -115,7 +113,7 @@ def test_logprobs_with_replicas(models):
 
 
 def build(models, **options):
-    speculation = SpeculationConfig(models.folder(RECIPE), num_speculative_tokens=5, policy="fixed")
+    speculation = unguarded(models.folder(RECIPE), num_speculative_tokens=5, policy="fixed")
     return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
 
 

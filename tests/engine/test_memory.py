@@ -14,11 +14,11 @@ TARGET = Recipe(vocab=32, context=64)
 # In a separate process, because memory that other tests left allocated would hide a leak.
 SCRIPT = """
 import gc, pathlib, sys, torch
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 
 torch.set_num_threads(1)
 target, draft = sys.argv[1:]
-speculation = SpeculationConfig(draft=draft, policy="fixed", num_speculative_tokens=3)
+speculation = {"draft": draft, "policy": "fixed", "num_speculative_tokens": 3, "guard": False}
 llm = LLM(target, speculation, dtype="float32")
 params = SamplingParams(max_tokens=4, temperature=1, repetition_penalty=1.1)
 

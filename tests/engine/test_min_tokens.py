@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
+from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import acceptance, companion
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.errors import InvalidParameterError
 from draftwise.outputs import FinishReason
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe, generate, token_ids, varied_work
 from .test_lossless import NOT_UNLIKELY, Case
@@ -162,7 +163,7 @@ def test_stop_strings_are_found_only_after_the_minimum_length(folders, draft):  
 
 def test_a_complete_grammar_ends_a_text_before_the_minimum_length(models):
     recipe = Recipe(vocab=32, seed=8, tokenizer=True, config={"eos_token_id": 1})
-    speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
+    speculation = unguarded(models.folder(recipe.draft()), policy="fixed")
     llm = LLM(models.folder(recipe), speculation, dtype="float32")
 
     def said(regex, **options):

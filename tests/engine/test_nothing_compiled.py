@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
@@ -16,9 +17,7 @@ TARGET = Recipe(vocab=48, context=128)
 
 
 def test_five_hundred_mixed_steps_compile_nothing(models, monkeypatch):
-    speculation = SpeculationConfig(
-        models.folder(TARGET.draft()), policy="svip", num_speculative_tokens=6
-    )
+    speculation = unguarded(models.folder(TARGET.draft()), policy="svip", num_speculative_tokens=6)
     llm = LLM(models.folder(TARGET), speculation, dtype="float32", device="cpu", max_batch_size=12)
     engine = llm.engine
 

@@ -1,18 +1,16 @@
 """The oracle predicts the target's decisions exactly, and its time is not counted."""
 
 import functools
-import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from draftwise import RequestSpeculation, SamplingParams
-from draftwise.core.goodput import OperatingPoint
 from draftwise.engine import oracle, step
 from draftwise.models.native.drafting import DraftRun
-from draftwise.policies.pricing import Price, Pricing
 
+from ..stand_ins import vary_choices
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe
 from .test_companion import KINDS, work
@@ -23,13 +21,7 @@ RECIPE = Recipe(vocab=32, seed=8)
 @pytest.fixture
 def varying_prices(monkeypatch):
     """Drafts end early and tokens are dropped, in some steps and not in others."""
-    thresholds = itertools.cycle([0.3, 0.0, 0.6, 0.1])
-
-    def price(*_):
-        threshold = next(thresholds)
-        return Price(OperatingPoint(4, threshold), 1.0, threshold)
-
-    monkeypatch.setattr(Pricing, "price", price)
+    vary_choices(monkeypatch, [4], [0.3, 0.0, 0.6, 0.1])
 
 
 def build(models, draft_noise=0.1, max_batch_size=5):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine.cached_model import ForwardInput
 from draftwise.engine.mapped_model import TranslatedModel
 from draftwise.errors import InvalidParameterError, VocabularyMismatchError, VocabularyWarning
@@ -16,6 +16,7 @@ from draftwise.models.loading import load_model
 from draftwise.models.vocabulary_match import match_vocabulary
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .exact import exact_distribution, process
 from .recording import RecordedEngine
@@ -45,7 +46,7 @@ OWN_PROMPTS = {
 def build(models, draft=DRAFT, companion=None, policy="fixed", **options):
     speculation = None
     if draft is not None:
-        speculation = SpeculationConfig(
+        speculation = unguarded(
             models.folder(draft),
             num_speculative_tokens=4,
             policy=policy,
@@ -200,7 +201,7 @@ def test_sampled_texts_follow_the_target(models, policy, companion):
 
 
 def test_the_share_of_the_intersection_is_said_in_one_line(models):
-    speculation = SpeculationConfig(models.folder(DRAFT), policy="fixed")
+    speculation = unguarded(models.folder(DRAFT), policy="fixed")
     with pytest.warns(VocabularyWarning) as caught:
         LLM(models.folder(TARGET), speculation, dtype="float32")
     (line,) = [str(each.message) for each in caught if each.category is VocabularyWarning]

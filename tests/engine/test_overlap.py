@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
+from draftwise import LLM, RequestSpeculation, SamplingParams
 from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import EngineOptions
@@ -23,7 +23,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.outputs import FinishReason
 from draftwise.profiling.latency import measure_profile
 
-from ..stand_ins import fixed_latency
+from ..stand_ins import fixed_latency, unguarded
 from ..tiny_models import Recipe
 from .assembly import assert_same_with_cancellations, token_ids, varied_work
 
@@ -32,9 +32,7 @@ RECIPE = Recipe(vocab=16, seed=6)
 
 
 def build(models, overlaps=True, **options):
-    speculation = SpeculationConfig(
-        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
-    )
+    speculation = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
     return LLM(models.folder(RECIPE), speculation, dtype="float32", overlap=overlaps, **options)
 
 
@@ -72,7 +70,7 @@ def test_texts_are_the_same(models, expected, halves, max_batch_size):
 
 
 def test_an_output_is_remembered_once(models, halves):
-    speculation = SpeculationConfig(
+    speculation = unguarded(
         ["suffix", models.folder(RECIPE.draft())], policy="fixed", remember_outputs=True
     )
     stored = []
@@ -307,7 +305,7 @@ class TestOverlapOption:
 
     def test_an_oracle_is_refused(self, models):
         llm = build(models, overlaps=False)
-        speculation = SpeculationConfig(models.folder(RECIPE.draft()), policy="oracle")
+        speculation = unguarded(models.folder(RECIPE.draft()), policy="oracle")
         with pytest.raises(InvalidParameterError, match="leaves no target") as caught:
             OverlappedEngine(
                 llm.load_models(speculation),
@@ -336,7 +334,7 @@ class TestOverlapOption:
         plain = build(models, overlaps=False)
         loaded = plain.load_models(plain.speculation)
         measure_profile(loaded, 2, [8], 3, interference=interference).save(path)
-        speculation = SpeculationConfig(
+        speculation = unguarded(
             models.folder(RECIPE.draft()),
             num_speculative_tokens=3,
             policy="fixed",

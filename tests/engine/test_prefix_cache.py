@@ -39,7 +39,8 @@ def recipe(family):
 def build(models, family="llama", policy="none", **options):
     speculation = None
     if policy != "none":
-        speculation = {"draft": models.folder(recipe(family).draft()), "policy": policy}
+        draft = models.folder(recipe(family).draft())
+        speculation = {"draft": draft, "policy": policy, "guard": False}
         settings = dict(POLICIES[policy])
         if settings.pop("companion", False):
             speculation["companion"] = models.folder(recipe(family).draft(0.05))

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine import logprobs
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.engine.verification import TargetVerifier
 from draftwise.outputs import FinishReason
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe, generate, varied_work
 
@@ -107,7 +108,7 @@ def test_logits_are_computed_in_chunks_and_only_if_requested(models, monkeypatch
 def test_a_stream_returns_prompt_logprobs_once(models):
     llm = LLM(
         models.folder(RECIPE),
-        SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed"),
+        unguarded(models.folder(RECIPE.draft()), policy="fixed"),
         dtype="float32",
         max_chunk_tokens=4,
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import SamplingParams, SpeculationConfig
+from draftwise import SamplingParams
 from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import StepTimes
@@ -27,7 +27,7 @@ from draftwise.speculation import RequestSpeculation
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..levels import exhaustive_unless
-from ..stand_ins import fixed_latency, profile
+from ..stand_ins import fixed_latency, profile, unguarded
 from ..tiny_models import Recipe
 from .assembly import generate, token_ids, varied_work
 from .exact import exact_distribution
@@ -66,7 +66,7 @@ def build(
         scorer = load_model(folder, "companion", torch.float32, torch.device("cpu"), None)
     return Engine(
         Models(target, None, scorer),
-        SpeculationConfig(draft, policy=policy, num_speculative_tokens=3, **speculation),
+        unguarded(draft, policy=policy, num_speculative_tokens=3, **speculation),
         EngineOptions(max_batch_size),
         fixed_latency() if made.needs_latency else None,
         profile() if made.needs_profile else None,
@@ -91,8 +91,8 @@ def test_the_policy_knows_the_cost_of_the_proposer(models):
         del PROPOSERS["costly"]
     for name in (None, "adaptive", "smartspec"):
         policy = engine.policies.get(name)
-        latency = policy.prices._latency if name != "smartspec" else policy._latency
-        assert latency.draft_seconds(1) == pytest.approx(0.5)
+        draft = policy._latency.draft if name == "smartspec" else policy.guard.draft
+        assert draft(1) == pytest.approx(0.5)
 
 
 LOSSLESS = [
@@ -275,7 +275,7 @@ class TestHybrid:
         }
         return Engine(
             Models(**loaded),
-            SpeculationConfig(
+            unguarded(
                 [Sure.name, models.folder(recipe.draft())],
                 policy=policy,
                 num_speculative_tokens=3,
@@ -487,7 +487,7 @@ class TestHybrid:
             ([folder, folder + "x"], "several draft models"),
         ):
             with pytest.raises(InvalidParameterError, match=words) as caught:
-                draft_model_name(SpeculationConfig(drafts))
+                draft_model_name(unguarded(drafts))
             assert caught.value.field == "draft"
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from draftwise import SamplingParams
-from draftwise.core.goodput import OperatingPoint
 from draftwise.core.stage_cost import StageCost
 from draftwise.policies import POLICIES
-from draftwise.policies.pricing import Price, Pricing
+from draftwise.policies.step_times import SCORED
 
 from ..core.statistics_tools import Tree, chi_square_p_value, sequence_counts
-from ..stand_ins import FixedLatency
+from ..stand_ins import FixedLatency, vary_choices
 from ..tiny_models import bigram_model, save
 from .assembly import assemble
 
@@ -71,9 +70,7 @@ def expensive_tokens(monkeypatch):
     """Each verified token costs the same, so it is too expensive to verify unlikely tokens."""
     steep = FixedLatency(StageCost((1, 4096), (0.003, 0.700)), StageCost((1,), (1e-4,)))
     monkeypatch.setitem(assemble.__globals__, "fixed_latency", lambda: steep)
-    price = Price(OperatingPoint(2, 0.72), 1.0, 0.72)
-    monkeypatch.setattr(Pricing, "price", lambda *_: price)
-    monkeypatch.setattr(Pricing, "companion_price", lambda *_: 0.0)
+    vary_choices(monkeypatch, [SCORED + 2], [0.72])
 
 
 def expected():

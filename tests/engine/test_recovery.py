@@ -2,11 +2,12 @@
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine import verification
 from draftwise.errors import EngineError
 from draftwise.models.packed_model import PackedModel
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 RECIPE = Recipe(vocab=32, context=256, seed=8)
@@ -66,7 +67,7 @@ def test_prompt_logprobs_are_complete(models, monkeypatch, chunk):
 
 def test_a_draft_that_catches_up_in_its_rings_reads_everything_again(models, monkeypatch):
     """What its rings have dropped cannot be taken back."""
-    speculation = SpeculationConfig(models.folder(WINDOW.draft()), policy="fixed")
+    speculation = unguarded(models.folder(WINDOW.draft()), policy="fixed")
     llm = LLM(models.folder(WINDOW), speculation, dtype="float32", max_chunk_tokens=16)
     params = SamplingParams(max_tokens=180, temperature=0)
     expected = llm.generate([1, 2, 3], params)[0].token_ids

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
+from draftwise import LLM, RequestSpeculation, SamplingParams
 from draftwise.engine.assembly import EngineOptions
 from draftwise.engine.engine import Engine
 from draftwise.engine.parallel.replicas.assembly import ReplicaAssembly
@@ -14,7 +14,7 @@ from draftwise.engine.parallel.replicas.processes import Replicas
 from draftwise.errors import InvalidParameterError, ReplicaError
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
-from ..stand_ins import fixed_latency
+from ..stand_ins import fixed_latency, unguarded
 from ..tiny_models import Recipe
 from .assembly import assert_same_with_cancellations, token_ids, varied_work
 from .exact import exact_distribution
@@ -25,7 +25,7 @@ RECIPE = Recipe(vocab=16, seed=6)
 
 
 def build(models, num_replicas, policy="fixed", companion=None, **options):
-    speculation = SpeculationConfig(
+    speculation = unguarded(
         models.folder(RECIPE.draft()),
         companion=companion and models.folder(RECIPE.draft(noise=0.2, noise_seed=2)),
         num_speculative_tokens=3,
@@ -101,7 +101,7 @@ def test_texts_follow_the_target(models, policy):
     if policy == "sv":
         names["companion"] = models.folder(companion)
     llm._builder._latency = lambda *_: fixed_latency()
-    llm = llm.with_speculation(SpeculationConfig(**names))
+    llm = llm.with_speculation(unguarded(**names))
     params = [SamplingParams(max_tokens=3, seed=seed) for seed in range(8000)]
     outputs = llm.generate([[1, 2, 3]] * len(params), params)
     said = torch.tensor(token_ids(outputs))
@@ -159,7 +159,7 @@ class TestFailures:
         with pytest.raises(InvalidParameterError, match="uses the target while it drafts"):
             Engine(
                 llm.load_models(llm.speculation),
-                SpeculationConfig("x", policy="oracle"),
+                unguarded("x", policy="oracle"),
                 EngineOptions(),
                 fixed_latency(),
                 assemble=partial(ReplicaAssembly, object()),

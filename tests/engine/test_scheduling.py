@@ -2,10 +2,11 @@
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.errors import CacheExhaustedError
 from draftwise.outputs import FinishReason
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 RECIPE = Recipe(vocab=16, seed=6)
@@ -13,9 +14,7 @@ GIB = 2**30
 
 
 def build(models, **options):
-    speculation = SpeculationConfig(
-        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
-    )
+    speculation = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
     return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 RECIPE = Recipe(vocab=32, seed=2)
@@ -21,9 +22,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def build(models, speculation=True, **options):
-    config = SpeculationConfig(
-        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
-    )
+    config = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
     return LLM(models.folder(RECIPE), config if speculation else None, dtype="float32", **options)
 
 
@@ -83,9 +82,7 @@ def test_greedy_texts_need_no_seed(models):
 def test_a_draft_equal_to_the_target_is_always_accepted(models, kind, method):
     """Draft and target use the same sampling parameters and the same history."""
     folder = models.folder(RECIPE)
-    config = SpeculationConfig(
-        folder, num_speculative_tokens=4, verification=method, policy="fixed"
-    )
+    config = unguarded(folder, num_speculative_tokens=4, verification=method, policy="fixed")
     llm = LLM(folder, config, dtype="float32")
     params = [SamplingParams(max_tokens=40, seed=seed, **kind) for seed in range(30)]
     outputs = llm.generate([PROMPT] * 30, params)

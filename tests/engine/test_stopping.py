@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.outputs import FinishReason, TokenSource
 
-from ..stand_ins import SOURCES_WITH_A_MODEL
+from ..stand_ins import SOURCES_WITH_A_MODEL, unguarded
 from ..tiny_models import Recipe, bigram_model, byte_tokenizer, chain_logits, save
 
 TOKENIZER = byte_tokenizer()
@@ -47,7 +47,7 @@ def llm(folders, request):
 def build(folders, draft, **options):
     speculation = None
     if draft != "none":
-        speculation = SpeculationConfig(folders[draft], num_speculative_tokens=5, policy="fixed")
+        speculation = unguarded(folders[draft], num_speculative_tokens=5, policy="fixed")
     return LLM(folders["target"], speculation, dtype="float32", **options)
 
 
@@ -194,7 +194,7 @@ def test_drafts_end_at_the_context_of_the_draft(folders, tmp_path, context):
     )
     llm = LLM(
         folders["target"],
-        SpeculationConfig(draft, num_speculative_tokens=4, policy="fixed"),
+        unguarded(draft, num_speculative_tokens=4, policy="fixed"),
         dtype="float32",
         max_chunk_tokens=5,
     )
@@ -216,7 +216,7 @@ def test_stop_strings_do_not_change_sampled_texts(models):
     recipe = Recipe(vocab=len(TOKENIZER), tokenizer=True, seed=4)
     llm = LLM(
         models.folder(recipe),
-        SpeculationConfig(models.folder(recipe.draft()), policy="fixed"),
+        unguarded(models.folder(recipe.draft()), policy="fixed"),
         dtype="float32",
     )
     seeds = range(24)

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.core.rejection import accept
 from draftwise.core.types import OneHotSignals
 from draftwise.engine import acceptance
@@ -26,7 +26,7 @@ from draftwise.speculation import RequestSpeculation
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..levels import exhaustive_unless
-from ..stand_ins import fixed_latency
+from ..stand_ins import fixed_latency, unguarded
 from ..tiny_models import Recipe
 from .assembly import generate, token_ids, varied_work
 from .exact import exact_distribution
@@ -138,7 +138,7 @@ def test_suffix_is_the_draft_if_none_is_named(models):
     prompts = [[*prompt, *prompt] for prompt in varied_work(10)[0]]
     params = SamplingParams(temperature=0, max_tokens=12)
     expected = LLM(folder, dtype="float32").generate(prompts, params)
-    for speculation in ({"policy": "fixed"}, SpeculationConfig(policy="fixed")):
+    for speculation in ({"policy": "fixed"}, unguarded(policy="fixed")):
         outputs = LLM(folder, speculation, "float32").generate(prompts, params)
         assert token_ids(outputs) == token_ids(expected)
         assert sum(output.speculation.num_accepted for output in outputs) > 0
@@ -186,7 +186,7 @@ class TestCorpus:
         )
         return Engine(
             Models(replace(target, tokenizer=numbers())),
-            SpeculationConfig(draft, policy=policy, num_speculative_tokens=4, **settings),
+            unguarded(draft, policy=policy, num_speculative_tokens=4, **settings),
             EngineOptions(8),
             fixed_latency() if policy == "adaptive" else None,
         )
@@ -231,7 +231,7 @@ class TestCorpus:
         target = load_model(
             models.folder(RECIPE), "target", torch.float32, torch.device("cpu"), None
         )
-        speculation = SpeculationConfig("suffix", policy="fixed", num_speculative_tokens=3)
+        speculation = unguarded("suffix", policy="fixed", num_speculative_tokens=3)
         return Engine(Models(target), replace(speculation, **settings), EngineOptions(16))
 
     def test_a_seed_gives_the_same_text_with_a_corpus(self, models):

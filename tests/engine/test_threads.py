@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
+from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine.request import Request
 from draftwise.errors import ClosedError, EngineError, PromptError
 from draftwise.outputs import FinishReason
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ SOON = 60.0  # a limit against hanging, not a measurement
 
 
 def build(models, **options):
-    speculation = SpeculationConfig(
+    speculation = unguarded(
         models.folder(RECIPE.draft()),
         num_speculative_tokens=3,
         policy=options.pop("policy", "fixed"),

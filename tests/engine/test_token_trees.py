@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.core.trees import accept_drawn_path
 from draftwise.core.types import Plan
 from draftwise.engine import tree_acceptance, tree_paths
@@ -16,6 +16,7 @@ from draftwise.models import tree_tokens
 from draftwise.speculation import RequestSpeculation
 
 from ..architectures import ALL, CONTEXT, PROMPTS, continuation
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import generate, token_ids, varied_work
 from .test_proposers import NOT_UNLIKELY, RECIPE, VARIED, build
@@ -32,7 +33,7 @@ def branching(models, recipe, policy, max_batch_size, **settings):
 @pytest.mark.covering("policy", "max_batch_size")
 @pytest.mark.slow
 @pytest.mark.parametrize("max_batch_size", [1, 16])
-@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+@pytest.mark.parametrize("policy", ["fixed", "eagle2"])
 def test_texts_follow_the_target(models, policy, max_batch_size):
     engine = branching(models, RECIPE, policy, max_batch_size)
     assert p_value(models, engine, {}, 3000, BRANCHING, max_tokens=7) > NOT_UNLIKELY
@@ -68,7 +69,7 @@ def test_a_walk_that_prefers_children_is_noticed(models, monkeypatch):
     assert p_value(models, engine, {}, 6000, BRANCHING, max_tokens=7) < 1e-6
 
 
-@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+@pytest.mark.parametrize("policy", ["fixed", "eagle2"])
 def test_a_seed_gives_the_same_text_as_without_drafts(models, policy):
     """Sampled, greedy and penalised, at any batch size and number of nodes."""
     prompts, params = varied_work(30)
@@ -104,7 +105,7 @@ def test_nodes_that_attend_to_their_siblings_are_noticed(models, monkeypatch):
 def test_greedy_texts_beyond_the_window_equal_those_of_transformers(models, family):
     llm = LLM(
         models.folder(ALL[family]),
-        SpeculationConfig("suffix", policy="fixed", num_speculative_tokens=12, tree_width=3),
+        unguarded("suffix", policy="fixed", num_speculative_tokens=12, tree_width=3),
         dtype="float32",
         max_batch_size=4,
         max_chunk_tokens=16,
@@ -304,7 +305,7 @@ def test_what_cannot_be_combined_with_trees_is_refused(models):
 
     def load(draft="suffix", **settings):
         settings = {"policy": "fixed", "tree_width": 2, **settings}
-        return LLM(folder, SpeculationConfig(draft, **settings), dtype="float32")
+        return LLM(folder, unguarded(draft, **settings), dtype="float32")
 
     for settings, field, words in (
         ({"draft": "ngram"}, "tree_width", "token trees come from 'suffix'"),
@@ -342,7 +343,7 @@ def test_lenient_requests_get_chains(models):
 def test_a_target_in_bfloat16_verifies_trees(models):
     llm = LLM(
         models.folder(RECIPE),
-        SpeculationConfig("suffix", policy="fixed", tree_width=3),
+        unguarded("suffix", policy="fixed", tree_width=3),
         dtype="bfloat16",
     )
     params = SamplingParams(max_tokens=10, temperature=0)

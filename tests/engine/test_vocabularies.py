@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.outputs import TokenSource
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .exact import exact_distribution
 from .test_lossless import NOT_UNLIKELY
@@ -24,9 +25,7 @@ PROMPTS = [[1, 40, 3], [47], [2, 3, 4], [31, 32, 33, 45]]
 def build(models, draft, **options):
     config = None
     if draft is not None:
-        config = SpeculationConfig(
-            models.folder(DRAFTS[draft]), num_speculative_tokens=3, policy="fixed"
-        )
+        config = unguarded(models.folder(DRAFTS[draft]), num_speculative_tokens=3, policy="fixed")
     return LLM(models.folder(TARGET), config, dtype="float32", **options)
 
 

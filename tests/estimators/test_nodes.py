@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from draftwise.estimators.nodes import HIGHEST, LOWEST, NodeAcceptance, RankAcceptance
+from draftwise.estimators.nodes import HIGHEST, LOWEST, NodeAcceptance
 
 PROBS = np.array([[0.6, 0.2, 0.05], [0.9, 0.05, 0.0]])
 
@@ -40,17 +40,3 @@ def test_nothing_is_learnt_from_no_nodes():
     empty = np.array([])
     learnt.learn(empty.astype(bool), empty, empty.astype(bool))
     assert learnt.predict(PROBS) == pytest.approx(np.clip(PROBS, LOWEST, HIGHEST))
-
-
-def test_ranks_are_tested_in_order():
-    ranks = RankAcceptance(3)
-    found = ranks.predict(np.array([0.5, 0.9]))
-    assert found.shape == (2, 3)
-    assert found[0] == pytest.approx([0.6, 0.4 * 0.3, 0.4 * 0.7 * 0.3])
-    count = 3000
-    accepted = np.arange(count) % 10 < 9
-    ranks.learn(np.zeros(count, dtype=np.int64), np.full(count, 0.9), accepted)
-    found = ranks.predict(np.array([0.5, 0.9]))
-    assert found[0, 0] == pytest.approx(0.6)
-    assert found[1, 0] == pytest.approx(0.9, abs=0.02)
-    assert found[1, 1] == pytest.approx(0.1 * 0.3, abs=0.01)

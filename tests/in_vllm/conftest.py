@@ -111,7 +111,7 @@ def steered(engine, draft, settings, num_speculative_tokens=5, **speculative):
             "num_speculative_tokens": num_speculative_tokens,
             **speculative,
         },
-        "additional_config": {"draftwise": settings},
+        "additional_config": {"draftwise": {"guard": False, **settings}},
         "worker_cls": WORKER,
         "async_scheduling": False,
     }
@@ -125,7 +125,7 @@ def steered_texts(engine, settings, num_speculative_tokens=5):
             "method": "ngram",
             "num_speculative_tokens": num_speculative_tokens,
         },
-        "additional_config": {"draftwise": settings},
+        "additional_config": {"draftwise": {"guard": False, **settings}},
         "worker_cls": WORKER,
         "async_scheduling": False,
     }

@@ -40,6 +40,7 @@ from draftwise.integrations.vllm import worker
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.policies.base import DraftChoice, Policy, Signal
+from draftwise.policies.step_times import StepTimes
 
 ENGINE_SECONDS = 3000  # only ends a test that hangs
 
@@ -102,7 +103,7 @@ class FixedCosts(LatencyModel):
     def observe_target(self, *_):
         pass
 
-    observe_draft = observe_tree_draft = observe_companion = observe_target
+    observe_draft = observe_companion = observe_target
 
     def restart(self, *costs):
         if not hasattr(self, "target"):
@@ -115,6 +116,11 @@ def fix_costs(per_token: float) -> None:
     small = StageCost((1.0, 256.0), (0.01, 0.011))
     worker._latency = lambda settings: FixedCosts(target, small, small)
 
+    def count(times: StepTimes, *_: object) -> None:
+        times.num_steps += 1
+
+    StepTimes.observe = count  # type: ignore[method-assign]
+
 
 def run(wanted: dict[str, Any]) -> dict[str, Any]:
     if "costs" in wanted:
@@ -124,7 +130,7 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
         interpreted_triton.add_logarithm()
     llm = LLM(**wanted["engine"])
     seen: dict[str, Any] = {"overlaps": [], "drafted": 0, "sent": 0, "asked": 0, "steps": 0}
-    seen |= {"accepted": 0, "expected": 0.0, "preempted": 0, "texts": 0, "wrong_texts": 0}
+    seen |= {"accepted": 0, "preempted": 0, "texts": 0, "wrong_texts": 0}
     seen["copied"] = 0
     if "worker_cls" in wanted["engine"]:
         watch(llm, seen, wanted.get("rule"))
@@ -167,7 +173,6 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
         result = end(*args)
         if result is not None:
             seen["accepted"] += sum(result.num_accepted)
-            seen["expected"] += result.expected_tokens - len(result.num_accepted)
         return result
 
     steering.end_step = end_and_count

@@ -67,7 +67,7 @@ def test_texts_with_svip_equal_the_targets(engine, zoo, prompts, expected):
 @pytest.mark.exhaustive
 def test_texts_with_the_draft_as_companion_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["draft"]}
-    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
+    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.1)
     assert answers.tokens == expected
     assert answers.asked > 5
     assert answers.smallest_overlap > 1 - 1e-3
@@ -75,7 +75,7 @@ def test_texts_with_the_draft_as_companion_equal_the_targets(engine, zoo, prompt
 
 def test_texts_with_a_companion_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["companion"]}
-    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
+    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.1)
     assert answers.tokens == expected
     assert answers.asked > 5
     assert answers.smallest_overlap < 0.9

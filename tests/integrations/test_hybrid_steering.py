@@ -21,7 +21,7 @@ VOCAB, LONGEST = 50, 6
 
 def steer(policy="adaptive", agree=None, **options):
     target = StageCost((1.0, 64.0), (0.01, 0.011))
-    latency = LatencyModel(target, StageCost((1.0, 64.0), (0.001, 0.0011)))
+    latency = LatencyModel(target, StageCost((1.0, 64.0), (0.0002, 0.0003)))
     made = create_policy(policy, PolicyContext(LONGEST, latency), options)
     proposer = create_text_proposer("suffix")
     return HybridSteering(made, latency, agree or Alone(), proposer, VOCAB)
@@ -102,8 +102,8 @@ def test_each_request_is_drafted_for_by_the_source_that_gains():
     assert min(engine.num_copied[::2]) > 60
     assert max(engine.num_copied[1::2]) == 0
     assert min(engine.num_drafted[1::2]) > 60
-    # The model drafts for the others now and then, to be measured.
-    assert max(engine.num_drafted[::2]) < 30
+    # The model drafts for the others at first, before its acceptance is known.
+    assert max(engine.num_drafted[::2]) < 60
 
 
 @pytest.mark.parametrize("policy", ["fixed", "tetris", "svip", "adaptive"])

@@ -217,16 +217,6 @@ def test_a_step_without_drafts_has_no_result():
     assert steer("fixed").end_step({}, 1.0, 0) is None
 
 
-def test_expected_tokens_are_within_bounds():
-    steering, clock = steer("adaptive"), Clock()
-    for number in range(30):
-        lengths, _ = step(steering, views(2), number, clock)
-        verified = {f"r{i}": Verified(n, n) for i, n in enumerate(lengths)}
-        result = steering.end_step(verified, 0.02, 0)
-        assert 2 <= result.expected_tokens <= 2 + sum(lengths)
-        assert result.num_sent <= result.num_drafted
-
-
 @pytest.mark.parametrize("name", ["sv", "sv-published", "adaptive", "svip", "none"])
 def test_other_ranks_follow_the_first_one(name):
     """They run the same passes, also of the companion, and never use a policy of their own."""

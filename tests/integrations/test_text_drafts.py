@@ -230,15 +230,6 @@ def test_other_ranks_follow_the_first_one(policy, draft):
     assert any(map(any, first)) == (policy != "none")
 
 
-def test_expected_tokens_are_those_of_the_estimates():
-    steering = steer("fixed")
-    text = np.array([[1, 2, 3, 4] * 4], dtype=np.int32)
-    steering.propose([RequestView("a", 16, 4, 3, True)], Texts(text, np.arange(1)), clock())
-    result = steering.end_step({"a": Verified(3, 3)}, 0.05, 0)
-    assert 1 < result.expected_tokens < 4
-    assert (result.num_sent, result.num_accepted) == (3, (3,))
-
-
 class TestCopies:
     """Host copies of texts on a device."""
 

@@ -34,7 +34,7 @@ def added():
 def result_of(verified, seconds):
     """The result of a step of two requests, each with 3 drafted tokens of which 2 were sent."""
     views = [RequestView(name, 20, 4, 5, True) for name in ("a", "b")]
-    step = PendingStep(views, (3, 3), (2, 2), 3, False, False, 0.002, 0.0, 0.001, None)
+    step = PendingStep(views, (3, 3), (2, 2), 3, False, False, 0.002, 0.0, 0.001)
     outcome = step.outcome(step.results(verified))
     return step.result(outcome, step.times(seconds, 0, False))
 

@@ -31,7 +31,7 @@ def test_errors_name_the_key(given, field):
 def test_default_policies(nothing):
     settings = VllmSettings.of(nothing)
     assert settings.policy_for(samples_drafts=False).name == "adaptive"
-    assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
+    assert settings.policy_for(samples_drafts=True).name == "adaptive"
 
 
 def test_default_policies_with_a_companion():
@@ -103,10 +103,10 @@ def test_only_lossless_policies_are_accepted(name, samples_drafts):
 
 
 def test_policies_that_look_at_dropped_tokens_are_refused_with_sampled_drafts():
-    for name in ("sv", "adaptive", "tetris", "sv-published", "tetris-published"):
+    for name in ("sv", "tetris", "sv-published", "tetris-published"):
         with pytest.raises(InvalidParameterError, match="greedy drafts only"):
             VllmSettings(policy=name).policy_for(samples_drafts=True)
-    for name in ("svip", "fixed", "sv-predictable", "confidence", "smartspec"):
+    for name in ("svip", "fixed", "adaptive", "sv-predictable", "confidence", "smartspec"):
         assert VllmSettings(policy=name).policy_for(samples_drafts=True).name == name
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM
 from draftwise.errors import SlowPathWarning
 from draftwise.models import fast_path
 from draftwise.models.fast_path import slow_path
@@ -15,6 +15,7 @@ from draftwise.models.loading import load_model
 from draftwise.models.native import suitability
 from draftwise.models.native.library import native_library
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 CPU = torch.device("cpu")
@@ -171,7 +172,7 @@ def test_a_warning_for_each_model_and_role(models):
     gpt2, llama = (models.folder(Recipe(family, 32)) for family in ("gpt2", "llama"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        LLM(gpt2, SpeculationConfig(gpt2, policy="fixed"), dtype="float32").close()
+        LLM(gpt2, unguarded(gpt2, policy="fixed"), dtype="float32").close()
     said = [str(each.message) for each in caught if each.category is SlowPathWarning]
     assert [line.split(":")[0] for line in said] == ["target", "draft"]
     assert all(line.count("does not run on the fast path: its architecture") == 1 for line in said)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.errors import ModelNotFoundError
 from draftwise.models.hub import find_on_hub
 from draftwise.models.loading import load_model
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 TARGET = Recipe(vocab=300, context=64, tokenizer=True)
@@ -78,7 +79,7 @@ def test_one_request_is_sent_to_the_hub(hub):
 
 def test_one_request_is_sent_for_a_draft(hub, models):
     with pytest.raises(ModelNotFoundError, match=r"'org/m' .*local cache") as caught:
-        LLM(models.folder(TARGET), SpeculationConfig("org/m"))
+        LLM(models.folder(TARGET), unguarded("org/m"))
     assert caught.value.field == "draft"
     assert hub.asked == ["/"]
 
@@ -101,7 +102,7 @@ def test_no_request_is_sent_offline(hub, monkeypatch, cached):
 
 def test_a_cached_model_loads_without_the_hub(hub, cached):
     cached("org/m")
-    llm = LLM("org/m", SpeculationConfig("org/m", policy="fixed"))
+    llm = LLM("org/m", unguarded("org/m", policy="fixed"))
     assert hub.asked == ["/", "/"]
     (output,) = llm.generate("a bed", SamplingParams(max_tokens=4))
     assert len(output.token_ids) == 4

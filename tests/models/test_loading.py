@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from draftwise import LLM, SpeculationConfig, devices
+from draftwise import LLM, devices
 from draftwise.devices import resolve_device
 from draftwise.errors import (
     DraftwiseError,
@@ -19,6 +19,7 @@ from draftwise.models import loading, source
 from draftwise.models.loading import WeightTypes, load_model, resolve_dtype, weight_types
 from draftwise.models.native.library import native_library
 
+from ..stand_ins import unguarded
 from ..tiny_models import FAMILIES, Recipe, byte_tokenizer, edit_config
 from .loading_tools import CPU, load, refused
 
@@ -143,7 +144,7 @@ class TestVocabularies:
     def build(self, models, target, draft):
         folders = models.folder(target), models.folder(draft)
         with pytest.raises(VocabularyMismatchError) as caught:
-            LLM(folders[0], SpeculationConfig(folders[1], policy="fixed"), dtype="float32")
+            LLM(folders[0], unguarded(folders[1], policy="fixed"), dtype="float32")
         assert caught.value.field == "draft"
         for folder in folders:
             assert repr(folder) in caught.value.message
@@ -164,7 +165,7 @@ class TestVocabularies:
         (llama / "tokenizer.json").write_text(json.dumps(vocab))
         target = models.folder(Recipe(vocab=32, tokenizer=True))
         with pytest.warns(VocabularyWarning, match="30 of its 32 tokens are shared"):
-            llm = LLM(target, SpeculationConfig(str(llama), policy="fixed"), dtype="float32")
+            llm = LLM(target, unguarded(str(llama), policy="fixed"), dtype="float32")
         assert llm.draft.translator.token(tokens["h"]) == (tokens["g"],)
 
 

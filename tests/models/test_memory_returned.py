@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.errors import ClosedError
 from draftwise.models import host_memory
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
@@ -21,7 +22,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 PROGRAM = """
 import gc, sys
 from pathlib import Path
-from draftwise import LLM, SamplingParams
+from draftwise import LLM, SamplingParams, SpeculationConfig
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -74,9 +75,7 @@ def test_models_loaded_in_sequence_do_not_accumulate_memory():
 
 
 def build(models):
-    speculation = SpeculationConfig(
-        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
-    )
+    speculation = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
     return LLM(models.folder(RECIPE), speculation, dtype="float32")
 
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.models import mtp, source
 
+from ..stand_ins import unguarded
 from ..tiny_models import edit_config
 
 REASON = "Draftwise does not run MTP layers yet; use 'suffix', a draft model or an EAGLE-3 head"
@@ -38,7 +39,7 @@ def add_tensor(folder, name):
         {"method": "mtp", "num_speculative_tokens": 2},
         {"method": "deepseek_mtp"},
         {"method": "mtp", "model": "someone/assistant"},
-        SpeculationConfig("mtp"),
+        unguarded("mtp"),
     ],
 )
 def test_all_names_are_refused(llama, speculation):

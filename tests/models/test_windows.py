@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine import memory
 from draftwise.errors import DraftwiseWarning
 from draftwise.models.prefix_store import BLOCK_SIZE
@@ -17,6 +17,7 @@ from ..architectures import (
     continuation,
     recipe,
 )
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 
 
@@ -29,9 +30,7 @@ from ..tiny_models import Recipe
 def test_greedy_texts_equal_those_of_transformers(models, family, policy, batch_size, is_caching):
     """Prompts and outputs cross the window many times, and rings overwrite old tokens."""
     each = ALL[family]
-    speculation = SpeculationConfig(
-        models.folder(each.draft()), policy=policy, num_speculative_tokens=3
-    )
+    speculation = unguarded(models.folder(each.draft()), policy=policy, num_speculative_tokens=3)
     llm = LLM(
         models.folder(each),
         speculation,
@@ -58,7 +57,7 @@ def test_greedy_texts_equal_those_of_transformers(models, family, policy, batch_
 def test_a_draft_that_is_far_behind_catches_up(models):
     """A pass reads no more new tokens than a ring can hold."""
     target, draft = Recipe(vocab=16, context=CONTEXT), WITH_WINDOWS["mistral"]
-    speculation = SpeculationConfig(models.folder(draft), policy="fixed", num_speculative_tokens=3)
+    speculation = unguarded(models.folder(draft), policy="fixed", num_speculative_tokens=3)
     llm = LLM(models.folder(target), speculation, dtype="float32", max_chunk_tokens=16)
     alone = LLM(models.folder(target), dtype="float32")
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)

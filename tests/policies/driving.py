@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from draftwise.core.goodput import OperatingPoint
 from draftwise.core.signals import agreement, entropy, overlap, token_probabilities
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.policies import DraftPosition, PolicyContext, RequestState, create_policy
-from draftwise.policies.pricing import Price
+from draftwise.policies.step_times import SCORED
 
 from ..stand_ins import draft_position, draft_signals, fixed_latency
 
@@ -119,7 +118,7 @@ def take_step(policy, world, states=None, scores=None, limits=None):
     companion_scores = None
     if any(lengths) and (policy.wants_companion() if scores is None else scores):
         companion_scores = scored(world, draft)
-    return Step(q, draft, companion_scores, policy.select(draft, companion_scores).filtered())
+    return Step(q, draft, companion_scores, policy.select(draft, companion_scores))
 
 
 def written(world, lengths, width):
@@ -175,15 +174,25 @@ def make(name, gamma, latency=None, has_companion=True, **options):
     return create_policy(name, context, options)
 
 
-def fix_price(policy, threshold, max_length=None, verify=None):
-    """Make the policy use this price in every step, whatever it learns.
+def fix_choice(policy, length, scored=False, price=None):
+    """Make an ``adaptive`` policy draft this length for all requests, whatever it learns.
 
-    There is no estimate then, so an exploring request drafts five tokens at most.
+    Args:
+        policy: the policy.
+        length: the draft length of requests that can draft so many tokens.
+        scored: whether the companion scores the draft.
+        price: price of a verified token, in tokens; ``None`` for the policy's own.
     """
-    length = policy.num_speculative_tokens if max_length is None else max_length
-    price = Price(OperatingPoint(length, threshold), 1.0, threshold if verify is None else verify)
-    policy.prices.price = lambda *_: price
-    policy.prices.companion_price = lambda *_: 0.0
+
+    def take(choices):
+        wanted = length + SCORED * scored
+        found = [choice for choice in choices if choice.kind == wanted]
+        policy._choice = found[0] if found else choices[0]
+
+    policy._take = take
+    policy._lengths = [length]
+    if price is not None:
+        policy.__class__ = type("", (type(policy),), {"_row_price": price, "name": policy.name})
     return policy
 
 

@@ -11,8 +11,5 @@ def latency(draft=0.001):
     return LatencyModel(TARGET, StageCost((1, 64), (draft, 2 * draft)))
 
 
-def offering(*offers, remaining=0.0, **values):
-    return [
-        RequestState(50, 5, 8, row, offer=offer, expected_remaining=remaining, **values)
-        for row, offer in enumerate(offers)
-    ]
+def offering(*offers, **values):
+    return [RequestState(50, 5, 8, row, offer=offer, **values) for row, offer in enumerate(offers)]

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from draftwise.core.types import OneHotSignals, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
-from draftwise.policies import Policy, PolicyContext, Signal, create_policy
+from draftwise.policies import Policy, PolicyContext, RequestState, Signal, create_policy
 from draftwise.policies.router import PolicyRouter
 
 from ..core.speculation import uniforms_for
 from ..stand_ins import draft_position, fixed_latency, profile
-from .driving import World, one_second, outcome_of, scored, take_step, written
+from .driving import World, fix_choice, one_second, outcome_of, scored, take_step, written
 
 CONTEXT = PolicyContext(3, fixed_latency(), profile(), has_companion=True)
 property_test = settings(deadline=None, derandomize=True, max_examples=40)
@@ -289,20 +289,35 @@ class TestLearning:
         mixture.observe(Outcome((), (), (), (), None), StepTimes(0, 0, 0, 0, 0, 0, 5))
         assert made[0].calls == made[1].calls == []
 
-    def test_priced_policies_in_one_batch_learn_estimates_but_no_costs(self):
+    def test_priced_policies_in_one_batch_learn_acceptance_but_no_costs(self):
         mixture = PolicyRouter(CONTEXT, create_policy("adaptive", CONTEXT, {}))
-        other = mixture.get("sv")
-        before = [policy.models[False].weights.copy() for policy in (mixture.default, other)]
+        both = mixture.default, mixture.get("sv")
+        for policy in both:
+            fix_choice(policy, 3)
+        before = [policy.survival() for policy in both]
         for seed in range(5):
             world = World.random(4, 3, seed=seed)
             step = take_step(mixture, world, states_of(world, [None, "sv", "sv", "adaptive"]))
             mixture.observe(outcome_of(world, step), one_second())
-        for policy, weights in zip((mixture.default, other), before, strict=True):
-            assert not torch.equal(
-                torch.tensor(policy.models[False].weights), torch.tensor(weights)
-            )
-            for choice in policy.prices._choices.values():
-                assert choice.corrections.num_steps(choice.incumbent.point) == 0
+        for policy, old in zip(both, before, strict=True):
+            assert (policy.survival() != old).all()
+            assert policy._of_a_part.bucket.times.num_steps == 0
+
+
+class TestGuard:
+    def test_policies_that_need_no_costs_are_not_asked_in_steps_that_rest(self):
+        context = replace(CONTEXT, guarded=True)
+        policy = Recorder()
+        router = PolicyRouter(context, policy)
+        assert [router.draft_lengths([RequestState(50, 5, 3)]) for _ in range(2)] == [[0], [0]]
+        assert not router.looks_for_offers([RequestState(50, 5, 3)])
+
+    def test_a_reset_begins_a_new_account(self):
+        router = PolicyRouter(replace(CONTEXT, guarded=True), Recorder())
+        router.guard.balance = 9.0
+        router.reset("adaptive", 2, {})
+        assert router.guard.balance == 1.0
+        assert router.default.guard is router.guard
 
 
 class TestNames:

@@ -6,150 +6,231 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
+from draftwise.core.types import StepTimes
+from draftwise.estimators.combined import Signals
 from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile
 from draftwise.estimators.tables import AcceptanceTable
 from draftwise.policies import PolicyContext, create_policy
-from draftwise.policies.pricing import Pricing
+from draftwise.policies.router import PolicyRouter
 
 from ..stand_ins import FixedLatency, fixed_latency, profile, random_records
-from .driving import World, fix_price, make, one_second, outcome_of, take_step
+from .driving import (
+    World,
+    fix_choice,
+    make,
+    one_second,
+    outcome_of,
+    signals_at,
+    take_step,
+)
 
 each_form = pytest.mark.parametrize("name", ["sv", "sv-predictable"])
 
 
-def scored_steps(policy, num_steps, companion_price, num_requests=4):
-    """Numbers of the steps, from 1, that the companion scores."""
-    policy.prices.companion_price = companion_price
+thresholds = st.sampled_from([0.1, 0.3, 0.5, 0.7])
+property_test = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+def scored_share(policy, num_steps, overlap, companion=0.0005, size=8):
+    """Share of the last half of the steps that the companion scored.
+
+    Args:
+        policy: the policy.
+        num_steps: number of steps.
+        overlap: whether the companion's distributions are the target's, so that they tell which
+            tokens are accepted. Otherwise they tell nothing.
+        companion: seconds of a pass of the companion.
+        size: number of requests.
+    """
+    costs = LatencyModel(
+        StageCost((1, 256), (0.010, 0.150)),
+        StageCost((1, 256), (0.0002, 0.0003)),
+        StageCost((1, 256), (companion, companion)),
+    )
+    context = PolicyContext(3, costs, None, has_companion=True)
+    made = create_policy(policy, context, {})
+    router = PolicyRouter(context, made)
     scored = []
-    for number in range(1, num_steps + 1):
-        world = World.random(num_requests, 3, seed=number)
-        step = take_step(policy, world)
-        if step.companion_scores is not None:
-            scored.append(number)
-        policy.observe(outcome_of(world, step), one_second())
-    return scored
+    for number in range(num_steps):
+        world = World.random(size, 3, vocab=4, seed=number, similarity=0.3)
+        world = replace(world, c=world.p if overlap else world.q)
+        step = take_step(router, world)
+        scored.append(step.companion_scores is not None)
+        drafted = step.draft.lengths
+        passes = [sum(n > place for n in drafted) for place in range(max(drafted, default=0))]
+        times = StepTimes(
+            sum(map(costs.draft, passes)),
+            companion if scored[-1] else 0.0,
+            0.0,
+            costs.target(size + sum(step.plan.lengths)),
+            0.0,
+            0.0,
+        )
+        router.observe(outcome_of(world, step), times)
+    return sum(scored[num_steps // 2 :]) / (num_steps - num_steps // 2)
 
 
 @pytest.mark.slow
-@each_form
 class TestScoring:
-    def test_all_steps_except_a_few_while_the_net_gain_is_positive(self, name):
-        """The other steps show how much time the companion adds."""
-        policy = fix_price(make(name, 3), 0.5)
-        assert scored_steps(policy, 60, lambda *_: 0.0) == [
-            n for n in range(1, 61) if (n - 6) % 8 or n <= 6
-        ]
+    def test_a_companion_that_tells_much_is_used(self):
+        assert scored_share("sv", 400, overlap=True) > 0.5
 
-    def test_initial_trials_then_single_trials_after_pauses_that_double(self, name):
-        policy = fix_price(make(name, 3), 0.5)
-        scored = scored_steps(policy, 1020, lambda *_: 50.0)
-        assert scored[:6] == [1, 2, 3, 4, 5, 6]
-        pauses = [after - before - 1 for before, after in itertools.pairwise(scored[5:])]
-        assert pauses == [16, 32, 64, 128, 256, 512]
+    def test_a_companion_that_tells_nothing_is_hardly_used(self):
+        assert scored_share("sv", 400, overlap=False, companion=0.002) < 0.1
 
-    def test_scoring_resumes_when_the_net_gain_is_positive_again(self, name):
-        policy = fix_price(make(name, 3), 0.5)
-        scored_steps(policy, 60, lambda *_: 0.5)
-        scored = scored_steps(policy, 600, lambda *_: -5.0)
-        assert len([n for n in scored if n > 500]) >= 87
-
-    def test_the_price_is_that_of_the_drafted_tokens(self, name):
-        policy = fix_price(make(name, 3), 0.5)
-        sizes = []
-        policy.prices.companion_price = lambda price, num_tokens: sizes.append(num_tokens) or 0.0
-        step = take_step(policy, World.random(4, 3, seed=1))
-        assert sizes == [sum(step.draft.lengths)]
-
-    def test_each_batch_size_has_its_own_net_gain(self, name):
-        policy = fix_price(make(name, 3), 0.5)
-        scored_steps(policy, 20, lambda *_: 50.0, num_requests=4)
-        assert scored_steps(policy, 10, lambda *_: 0.0, num_requests=16) == list(range(1, 11))
-        assert scored_steps(policy, 2, lambda *_: 0.0, num_requests=4) == []
-
-    def test_steps_without_drafts_are_not_scored(self, name):
-        policy = fix_price(make(name, 3), 0.0, max_length=0)
-        assert scored_steps(policy, 20, lambda *_: 50.0) == []
-        # Those steps do not count as trials.
-        fix_price(policy, 0.5)
-        assert scored_steps(policy, 6, lambda *_: 50.0) == list(range(1, 7))
-
-    def test_nothing_is_scored_without_a_companion(self, name):
-        policy = fix_price(make(name, 3, has_companion=False), 0.5)
-        assert scored_steps(policy, 10, lambda *_: 0.0) == []
-
-    def test_the_combined_model_learns_from_scored_steps_only(self, name):
-        policy = fix_price(make(name, 3, learn_every=1, warm_up=0), 0.3)
-        models = {"free": policy.models[False], "all": policy.combined[False]}
-        for scores, learning in ((False, ["free"]), (True, ["free", "all"])):
-            before = {key: model.weights.copy() for key, model in models.items()}
-            world = World.random(4, 3, seed=7)
-            step = take_step(policy, world, scores=scores)
-            policy.observe(outcome_of(world, step), one_second())
-            changed = [k for k, m in models.items() if not np.array_equal(m.weights, before[k])]
-            assert changed == learning
-
-    @pytest.mark.parametrize("slower", [0.8, 1.5])
-    def test_observed_step_times_replace_the_computed_cost(self, name, slower, monkeypatch):
-        """The computed cost is 0. Observed steps with the companion are slower or faster."""
-        policy = fix_price(make(name, 3), 0.5)
-        price = replace(policy.prices.price(4, 100), goodput=12.0)
-        policy.prices.price = lambda *_: price
-        monkeypatch.setattr(Pricing, "expected_seconds", 1.0)
-        policy.prices.observe = lambda *_: None
-        policy.prices.companion_price = lambda *_: 0.0
-        scored = []
-        for number in range(400):
-            world = World.random(4, 3, seed=number)
-            step = take_step(policy, world)
-            scored.append(step.companion_scores is not None)
-            times = replace(one_second(), verify=0.75 * (slower if scored[-1] else 1.0))
-            policy.observe(outcome_of(world, step), times)
-        if slower > 1:
-            assert sum(scored[200:]) < 20
-        else:
-            assert sum(scored[200:]) > 160
+    def test_a_companion_that_takes_longer_than_a_step_is_hardly_used(self):
+        assert scored_share("sv", 400, overlap=True, companion=0.02) < 0.1
 
 
 @each_form
-def test_offered_tokens_are_verified_whatever_the_companion_says(name):
-    policy = fix_price(make(name, 3), 0.999)
+def test_nothing_is_scored_without_a_companion(name):
+    policy = make(name, 3, has_companion=False)
+    for seed in range(10):
+        step = take_step(policy, World.random(4, 3, seed=seed))
+        assert step.companion_scores is None
+
+
+@each_form
+def test_the_estimate_learns_from_scored_steps_only(name):
+    for scored in (False, True):
+        policy = fix_choice(make(name, 3), 3, scored=scored, price=0.3)
+        before = policy.combined[False].weights.copy()
+        world = World.random(4, 3, seed=7)
+        step = take_step(policy, world)
+        policy.observe(outcome_of(world, step), one_second())
+        assert np.array_equal(policy.combined[False].weights, before) == (not scored)
+
+
+@each_form
+def test_copied_tokens_are_verified_whatever_the_companion_says(name):
+    policy = fix_choice(make(name, 3), 3, scored=True, price=0.999)
     world = World.random(4, 3, seed=1)
-    states = [
-        state._replace(offer=(0.9,) * 3 if row < 2 else ())
-        for row, state in enumerate(world.states())
-    ]
-    policy.offers.select = lambda *_: np.array([3, 2, 0, 0])
-    policy.sources.choose = lambda *_: (np.array([False, False, True, True]), 0.0)
-    choices = policy.plan_drafts(states)
-    assert [choice.uses_offer for choice in choices] == [True, True, False, False]
-    step = take_step(policy, world, states, scores=True, limits=[c.length for c in choices])
+    policy.draft_lengths(world.states())
+    by_model = np.array([False, False, True, True])
+    policy._choice = policy._choice._replace(by_model=by_model)
+    step = take_step(policy, world, limits=[3, 2, 3, 3])
     assert step.plan.lengths[:2] == (3, 2)
     assert max(step.plan.lengths[2:]) == 0
 
 
-def test_net_gain_is_the_change_of_the_selection_minus_the_cost():
-    """If both estimates agree, the gain is 0 and the pass still costs its price."""
-    policy = fix_price(make("sv", 3), 0.5)
-    gains = []
-    world = World.random(4, 3, seed=1)
-    policy.draft_lengths(world.states())
-    policy._companion_value(len(policy._requests)).observe = gains.append
-    policy.prices.companion_price = lambda *_: 0.25
-    step = take_step(policy, world, scores=True)
-    policy._update_companion_value(step.draft, policy._expected[:, : step.draft.tokens.shape[1]])
-    assert gains[-1] == pytest.approx(-0.25)
-    # The draft's own signals select tokens 1, 2 and 4. The companion's scores drop token 2 and add
-    # token 3.
-    policy._expected = np.array([[0.9], [0.9], [0.3], [0.9]])
-    scored = np.array([[0.9], [0.2], [0.8], [0.7]])
-    draft = take_step(fix_price(make("sv", 1), 0.5), World.random(4, 1)).draft
-    policy._update_companion_value(draft, scored)
-    assert gains[-1] == pytest.approx((0.5 - 0.2) + (0.8 - 0.5) - 0.25)
+class TestLosslessness:
+    """The proposal at a position depends on the tokens before it only."""
+
+    @each_form
+    @settings(property_test, max_examples=25)
+    @given(st.integers(0, 10**6), thresholds, st.integers(0, 2), st.integers(0, 2))
+    def test_the_drawn_token_does_not_change_the_proposal_at_its_position(
+        self, name, seed, threshold, row, place
+    ):
+        world = World.random(4, 3, seed=seed, greedy=(3,))
+        worlds = [world, *(world.diverging_at(row, place, x, seed + x) for x in range(8))]
+        steps = []
+        for each in worlds:
+            policy = fix_choice(make(name, 3), 3, scored=True, price=threshold)
+            steps.append(take_step(policy, each))
+        for request in range(4):
+            for position in range(place + 1):
+                is_open = {step.plan.lengths[request] >= position for step in steps}
+                assert len(is_open) == 1
+                if not is_open.pop():
+                    continue
+                proposal = steps[0].plan.proposals[request, position]
+                assert bool((proposal <= steps[0].q[request, position]).all())
+                for step, each in zip(steps, worlds, strict=True):
+                    assert torch.equal(step.plan.proposals[request, position], proposal)
+                    drawn = each.tokens[request, position]
+                    kept = step.plan.lengths[request] > position
+                    assert kept == bool(proposal[drawn] > 0)
+
+    @property_test
+    @given(st.integers(0, 10**6), thresholds)
+    def test_predictable_cuts_need_no_filter(self, seed, threshold):
+        world = World.random(4, 3, seed=seed, greedy=(1,))
+        policy = fix_choice(make("sv-predictable", 3), 3, scored=True, price=threshold)
+        step = take_step(policy, world)
+        for row, length in enumerate(step.plan.lengths):
+            assert torch.equal(step.plan.proposals[row, :length], step.q[row, :length])
+            assert not step.plan.proposals[row, length:].any()
+
+    @each_form
+    def test_tokens_are_both_kept_and_dropped(self, name):
+        """Policies that filter also drop a part of the vocabulary at some positions."""
+        dropped = kept = partial = 0
+        for seed in range(20):
+            policy = fix_choice(make(name, 3), 3, scored=True, price=0.5)
+            step = take_step(policy, World.random(6, 3, seed=seed))
+            kept += sum(step.plan.lengths)
+            dropped += sum(step.draft.lengths) - sum(step.plan.lengths)
+            q, proposals = step.q[:, : step.plan.tokens.shape[1]], step.plan.proposals
+            some, all_ = ((each > 0).sum(2) for each in (proposals[:, : q.shape[1]], q))
+            partial += int(((some > 0) & (some < all_)).sum())
+        assert kept > 20
+        assert dropped > 20
+        assert (partial == 0) == (name == "sv-predictable")
+
+
+class TestFiltering:
+    @property_test
+    @given(st.integers(0, 10**6), st.sampled_from([0.15, 0.3, 0.5, 0.7]))
+    def test_the_filter_applies_to_every_token_of_the_vocabulary(self, seed, threshold):
+        """keep(x) = [w·P(x) ≥ c], with P computed for one token at a time."""
+        world = World.random(3, 3, seed=seed, greedy=(1,))
+        policy = fix_choice(make("sv", 3), 3, scored=True, price=threshold)
+        step = take_step(policy, world)
+        for row, (drafted, verified) in enumerate(
+            zip(step.draft.lengths, step.plan.lengths, strict=True)
+        ):
+            model = policy.combined[world.greedy[row]]
+            reach = 1.0
+            for place in range(min(drafted, verified + 1)):
+                by_token = np.array([p_of(model, world, row, place, x) for x in range(8)])
+                assume((np.abs(reach * by_token - threshold) > 1e-4).all())
+                limit = threshold / reach
+                assume(abs(limit - 0.12) > 1e-4)
+                keep = torch.tensor((by_token >= limit) | (limit <= 0.12))
+                expected = step.q[row, place] * keep
+                assert torch.equal(step.plan.proposals[row, place], expected)
+                drawn = world.tokens[row, place]
+                assert (verified > place) == bool(keep[drawn])
+                reach *= by_token[drawn]
+
+    @each_form
+    def test_greedy_requests_have_the_same_lengths_in_batches_without_proposals(self, name):
+        for seed in range(10):
+            world = World.random(5, 3, seed=seed, greedy=range(5))
+            parts = (torch.cat([w, w[:1]]) for w in (world.q, world.c, world.p, world.tokens))
+            mixed = World(*parts, (*world.greedy, False))
+            steps = [
+                take_step(fix_choice(make(name, 3), 3, scored=True, price=0.5), each)
+                for each in (world, mixed)
+            ]
+            assert steps[0].plan.proposals is None
+            assert steps[1].plan.lengths[:5] == steps[0].plan.lengths
+
+
+def test_dropped_tokens_do_not_bias_the_survival():
+    """The companion drops what would be rejected. Survival stays that of all drafted tokens."""
+    policy = fix_choice(make("sv", 3), 3, scored=True, price=0.4)
+    plain = fix_choice(make("adaptive", 3), 3)
+    for seed in range(300):
+        world = World.random(8, 3, seed=seed)
+        for each in (policy, plain):
+            step = take_step(each, world)
+            each.observe(outcome_of(world, step), one_second())
+    assert policy.survival() == pytest.approx(plain.survival(), abs=0.05)
+
+
+def p_of(model, world, row, place, token):
+    """The model's estimate for one token."""
+    entropy, prob, overlap, agreement = signals_at(world, row, place, token)
+    values = (prob, entropy, 0.5, float(place), overlap, agreement)
+    return float(model.predict(Signals(*(np.array([each]) for each in values)))[0])
 
 
 class TestPublished:

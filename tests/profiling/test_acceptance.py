@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.estimators.information import was_tested
@@ -14,6 +14,7 @@ from draftwise.estimators.profile import AcceptanceProfile, fit_profile
 from draftwise.profiling.acceptance import collect
 from draftwise.profiling.checkpoint import load_checkpoint, save_checkpoint
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe, bigram_model, chain_logits, save
 
 TARGET = Recipe(vocab=8, seed=5)
@@ -25,7 +26,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 
 def load(models, target=TARGET, draft=DRAFT, companion=COMPANION):
-    speculation = SpeculationConfig(
+    speculation = unguarded(
         models.folder(draft),
         companion=None if companion is None else models.folder(companion),
         policy="fixed",
@@ -106,7 +107,7 @@ class TestRecords:
         """The draft continues after an end token, but those tokens would not be verified."""
         folder = save(bigram_model(chain_logits(8, [0, 1, 2, 3, 4, 5])), tmp_path / "model")
         llm = LLM(folder, dtype="float32", max_batch_size=1)
-        trio = llm.load_models(SpeculationConfig(folder, policy="fixed"))
+        trio = llm.load_models(unguarded(folder, policy="fixed"))
         sampling = SamplingParams(max_tokens=6, stop_token_ids=stop, seed=0)
         # The target says 1, and the draft of the first step is 2, 3, 4.
         records = gather(trio, sampling, [[0]]).records
@@ -123,7 +124,7 @@ def exact(tmp_path_factory):
         save(bigram_model(each), tmp_path_factory.mktemp("bigram") / "model") for each in logits
     ]
     target = LLM(folders[0], dtype="float32", max_batch_size=1)
-    speculation = SpeculationConfig(folders[1], companion=folders[2], policy="fixed")
+    speculation = unguarded(folders[1], companion=folders[2], policy="fixed")
     return target.load_models(speculation), logits
 
 
@@ -320,7 +321,7 @@ class TestUse:
         return str(tmp_path / "profile")
 
     def use(self, models, file, policy, draft=DRAFT, companion=COMPANION, target=TARGET):
-        speculation = SpeculationConfig(
+        speculation = unguarded(
             models.folder(draft),
             companion=None if companion is None else models.folder(companion),
             policy=policy,

@@ -2,17 +2,18 @@
 
 import pytest
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM
 from draftwise.engine.assembly import Models
 from draftwise.profiling.latency import measure_latency
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
 from ..engine.exits import DEEPER, DRAFT, TARGET, recorded_passes
+from ..stand_ins import unguarded
 
 
 @pytest.fixture(scope="module")
 def exits(models):
-    speculation = SpeculationConfig(DRAFT, companion=DEEPER, policy="staged")
+    speculation = unguarded(DRAFT, companion=DEEPER, policy="staged")
     llm = LLM(models.folder(TARGET), speculation, dtype="float32")
     return Models(llm.target, llm.draft, llm.companion)
 

@@ -4,14 +4,14 @@ import pytest
 
 from draftwise.serving import link
 from draftwise.serving.settings import EngineSettings
-from draftwise.speculation import SpeculationConfig
 
 from .. import forked
+from ..stand_ins import unguarded
 from .running import running
 
 ZOO = EngineSettings(
     "zoo:target",
-    SpeculationConfig("zoo:draft", policy="svip"),
+    unguarded("zoo:draft", policy="svip"),
     dtype="float32",
     max_batch_size=8,
     max_model_len=512,

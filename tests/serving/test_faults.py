@@ -19,8 +19,8 @@ from draftwise.serving import service as service_module
 from draftwise.serving.logs import set_up_logs
 from draftwise.serving.run import open_socket
 from draftwise.serving.settings import EngineSettings, ServerSettings
-from draftwise.speculation import SpeculationConfig
 
+from ..stand_ins import unguarded
 from ..tiny_models import Recipe, save
 from .conftest import ZOO
 from .running import PATIENCE_SECONDS, running
@@ -187,7 +187,7 @@ def test_a_request_times_out():
 
 
 def test_a_request_larger_than_the_cache_is_refused():
-    speculation = SpeculationConfig("zoo:draft", policy="fixed")
+    speculation = unguarded("zoo:draft", policy="fixed")
     # Room for about 170 tokens.
     small = replace(ZOO, speculation=speculation, cache_gib=0.001)
     with running(small) as server, server.client() as client, ThreadPoolExecutor(8) as pool:
@@ -213,7 +213,7 @@ def test_nan_logits_end_only_one_request(tmp_path):
     save(recipe.build(), tmp_path / "draft", False)
     engine = EngineSettings(
         str(tmp_path / "broken"),
-        SpeculationConfig(str(tmp_path / "draft"), policy="fixed"),
+        unguarded(str(tmp_path / "draft"), policy="fixed"),
         dtype="float32",
         num_threads=1,
     )
@@ -339,7 +339,7 @@ def test_without_a_draft_there_is_no_speculation():
 
 
 def test_drafts_without_a_model_are_speculation():
-    suffix = SpeculationConfig("suffix", policy="fixed", num_speculative_tokens=4)
+    suffix = unguarded("suffix", policy="fixed", num_speculative_tokens=4)
     with running(replace(ZOO, speculation=suffix)) as server, server.client() as client:
         state = client.get("/v1/speculation").json()
         assert state["enabled"]

@@ -534,14 +534,6 @@ def test_the_first_answers_end_at_staggered_times():
     assert 5 < one.counts.context / one.counts.steps / 4 < 35
 
 
-def test_policies_know_that_the_batch_stays_full():
-    """Otherwise they weigh tokens by when each request ends."""
-    one = Contender("none", "none", LLM("zoo:draft", None, "float32"))
-    one.begin([[1] * 5], SamplingParams(max_tokens=30), 4)
-    one.warm_up(1)
-    assert all(request.others_follow for request in one.running.values())
-
-
 def test_the_oracle_is_timed_by_its_replay():
     found = summary(everybody())
     assert list(found) == ["none", "fixed:3", "oracle:3"]

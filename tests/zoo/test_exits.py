@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.prompts import load_prompts
+
+from ..stand_ins import unguarded
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +34,7 @@ def test_greedy_texts_are_those_of_the_target(max_batch_size):
         ("target:exit=2", "target:exit=4"),
     ):
         policy = "fixed" if companion is None else "staged"
-        speculation = SpeculationConfig(
-            draft, companion=companion, policy=policy, num_speculative_tokens=4
-        )
+        speculation = unguarded(draft, companion=companion, policy=policy, num_speculative_tokens=4)
         texts, accepted = said(speculation, max_batch_size)
         assert texts == expected
         assert accepted

@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from draftwise import LLM, SamplingParams, SpeculationConfig, zoo
+from draftwise import LLM, SamplingParams, zoo
 from draftwise.prompts import load_prompts
+
+from ..stand_ins import unguarded
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +28,7 @@ FILES = {"gsm8k_test": True, "humaneval": False, "spec_bench": True}
 @pytest.fixture(scope="module")
 def llms():
     """One target in float32, decoding one prompt at a time and sixteen."""
-    speculation = SpeculationConfig(draft="zoo:draft", num_speculative_tokens=4, policy="fixed")
+    speculation = unguarded(draft="zoo:draft", num_speculative_tokens=4, policy="fixed")
     return {
         size: LLM(
             "zoo:target", speculation, dtype="float32", max_batch_size=size, max_model_len=CONTEXT

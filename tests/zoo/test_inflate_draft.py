@@ -7,11 +7,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, SamplingParams
 from draftwise.errors import UnsupportedModelError
 from draftwise.zoo import registry, resolve
 from draftwise.zoo.inflate_draft import inflate_draft
 
+from ..stand_ins import unguarded
 from ..tiny_heads import HeadRecipe
 from .test_inflate import tiny_model
 
@@ -76,7 +77,7 @@ def bundled(weights, tmp_path, monkeypatch):
 
 def drafted(target, draft):
     """Texts of a target, and of each request the numbers of drafted and of accepted tokens."""
-    speculation = SpeculationConfig(draft, policy="fixed", num_speculative_tokens=4)
+    speculation = unguarded(draft, policy="fixed", num_speculative_tokens=4)
     llm = LLM(target, speculation, dtype="float32", max_batch_size=3, max_model_len=48)
     outputs = llm.generate(PROMPTS, GREEDY)
     counts = [(o.speculation.num_drafted, o.speculation.num_accepted) for o in outputs]

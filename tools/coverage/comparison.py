@@ -62,7 +62,7 @@ def compare(tiny: TinyModel) -> str:
         refused = []
         for name, settings in _speculations(tiny.draft).items():
             try:
-                other = llm.with_speculation(SpeculationConfig(**settings))
+                other = llm.with_speculation(SpeculationConfig(**settings, guard=False))
             except DraftwiseError as error:
                 refused.append(f"no {name}: {_reason(error, tiny.draft)}")
                 continue

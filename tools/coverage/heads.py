@@ -63,7 +63,9 @@ def examine(layout: str, root: Path) -> str:
     try:
         llm = load(
             target,
-            speculation=SpeculationConfig(str(head), policy="fixed", num_speculative_tokens=3),
+            speculation=SpeculationConfig(
+                str(head), policy="fixed", num_speculative_tokens=3, guard=False
+            ),
             max_model_len=None,
         )
     except DraftwiseError as error:

@@ -23,6 +23,7 @@ from draftwise.cli.common_options import (
     Draft,
     DraftReplicas,
     Dtype,
+    Guard,
     MaxModelLen,
     Overlap,
     TopK,
@@ -75,7 +76,7 @@ def benchmark(
         str | None,
         typer.Option(
             help="Names separated by commas, each optionally with a maximum draft length, a tree "
-            "width and one of the drafts: fixed:3,fixed:5@suffix,adaptive:16x4. Target-only "
+            "width and one of the drafts: fixed:3,fixed:5@suffix,eagle2:16x4. Target-only "
             "decoding is always measured.",
             show_default="fixed,adaptive, and sv with a companion",
             rich_help_panel=_WORKLOAD,
@@ -172,6 +173,7 @@ def benchmark(
         typer.Option(help="Maximum number of tokens drafted per step.", rich_help_panel=_WORKLOAD),
     ] = 5,
     tree_width: TreeWidth = 1,
+    guard: Guard = True,
     train_on: Annotated[
         list[Path] | None,
         typer.Option(
@@ -297,6 +299,7 @@ def benchmark(
             policy="none",
             num_speculative_tokens=num_speculative_tokens,
             tree_width=tree_width,
+            guard=guard,
             profile=None if profile is None else str(profile),
             latency_profile=None if latency_profile is None else str(latency_profile),
         )

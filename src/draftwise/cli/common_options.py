@@ -130,6 +130,14 @@ Verification = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+Guard = Annotated[
+    bool,
+    typer.Option(
+        "--guard/--no-guard",
+        help="Shorten drafts so that they cost at most one step, and one per cent of the time.",
+        rich_help_panel=SPECULATION,
+    ),
+]
 Lenience = Annotated[
     str,
     typer.Option(

@@ -33,6 +33,7 @@ _DRAFT_OPTIONS = (
     "num_speculative_tokens",
     "tree_width",
     "verification",
+    "guard",
     "lenience",
     "profile",
     "latency_profile",

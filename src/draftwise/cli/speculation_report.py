@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.core.goodput import advised_draft_length
+from draftwise.core.draft_length import advised_draft_length
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.speculation import MAX_SPECULATIVE_TOKENS, SpeculationConfig
@@ -46,9 +46,9 @@ def findings(llm: LLM, stats: SpeculationStats) -> dict[str, str]:
     if llm.companion is not None and stats.num_drafted:
         share = stats.num_scored / stats.num_drafted
         lines["companion"] = f"scored {share:.0%} of the drafted tokens"
-    error = _calibration_error(llm)
-    if error is not None:
-        lines["calibration error"] = f"{error:.2f} (of the estimated acceptance probabilities)"
+    balance = llm.engine.guard_balance
+    if balance is not None:
+        lines["guard"] = f"later drafts may cost {max(balance, 0.0):.1f} steps"
     return lines
 
 
@@ -83,7 +83,7 @@ def describe_speculation(llm: LLM, stats: SpeculationStats) -> dict[str, Any]:
         "profile": speculation.profile,
         "latency_profile": speculation.latency_profile,
         **describe_stats(stats),
-        "calibration_error": _calibration_error(llm),
+        "guard_balance": llm.engine.guard_balance,
         "advised_num_speculative_tokens": advised,
     }
 
@@ -100,10 +100,6 @@ def describe_stats(stats: SpeculationStats) -> dict[str, Any]:
         "acceptance_rate": stats.acceptance_rate,
         "lossless": stats.lossless,
     }
-
-
-def _calibration_error(llm: LLM) -> float | None:
-    return llm.engine.policies.default.calibration_error
 
 
 def _advised(stats: SpeculationStats, num_drafted: int) -> int:

@@ -13,11 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-
 # Forgetting factor: weight of a step relative to the step after it.
 _FORGETTING = 0.99
 # Weight of the profile as a prior, and of the regularisation towards the profiled shape of the
@@ -137,13 +132,11 @@ class LiveCost:
 
     Attributes:
         stage: the profiled cost.
-        was_observed: whether any time was observed.
     """
 
     def __init__(self, stage: StageCost) -> None:
         """Start from the profiled cost."""
         self.stage = stage
-        self.was_observed = False
         largest = stage.tokens[-1]
         self._scale = max(stage(1), 1e-9), max(stage(largest), 1e-9) / largest
         self._k = [0.0, 1.0, 0.0]
@@ -151,8 +144,6 @@ class LiveCost:
         self._normal = [[0.0] * 3 for _ in range(3)]
         self._moment = [0.0] * 3
         self._factor_normal = self._factor_moment = _PRIOR_STEPS
-        self._profiled: Floats = np.zeros(0)
-        self._counts: Floats = np.zeros(0)
 
     def __call__(self, num_tokens: float, context: float = 0.0) -> float:
         """Seconds of a pass that is not the first of a step; 0 without tokens."""
@@ -165,32 +156,6 @@ class LiveCost:
         """Additional seconds of the first pass of a step."""
         return self._k[1] * self.stage.first_extra
 
-    def marginal(self, num_tokens: float, context: float = 0.0) -> float:
-        """Seconds per additional token: the slope from ``num_tokens`` to a quarter above it."""
-        window = max(1.0, num_tokens / 4)
-        more = self(num_tokens + window, context)
-        return max(0.0, (more - self(num_tokens, context)) / window)
-
-    def curve(self, most: int, context: float = 0.0) -> Floats:
-        """``[most + 1]`` seconds of passes over 0 … ``most`` tokens."""
-        per_pass, per_token = self._scale
-        profiled, counts = self._stage_seconds(most)
-        base = np.maximum(profiled + self.stage.per_context_token * context, 1e-9)
-        seconds = self._k[1] * base
-        seconds += self._k[0] * per_pass
-        seconds += (self._k[2] * per_token) * counts
-        np.maximum(seconds, base / _MAX_CORRECTION, out=seconds)
-        np.minimum(seconds, base * _MAX_CORRECTION, out=seconds)
-        seconds[0] = 0.0
-        return seconds
-
-    def _stage_seconds(self, most: int) -> tuple[Floats, Floats]:
-        """``[most + 1]`` profiled seconds, without context, and token counts. Computed once."""
-        if len(self._profiled) <= most:
-            self._counts = np.arange(max(2 * most, 64) + 1, dtype=np.float64)
-            self._profiled = np.array([self.stage(n) for n in self._counts.tolist()])
-        return self._profiled[: most + 1], self._counts[: most + 1]
-
     def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> None:
         """Update the correction with the total time of the passes of a step.
 
@@ -201,7 +166,6 @@ class LiveCost:
         features = [self._features(*each) for each in passes if each[0] > 0]
         if not features or not 0 < seconds < math.inf:
             return
-        self.was_observed = True
         total = [sum(column) for column in zip(*features, strict=True)]
         total[1] += self.stage.first_extra
         predicted = self._predict(total)

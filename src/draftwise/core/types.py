@@ -3,97 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from draftwise.core.random import StageUniforms, StepUniforms
-
-
-@dataclass(frozen=True)
-class TreeProbs:
-    """The distributions that nodes of token trees were taken from.
-
-    Attributes:
-        parts: distributions of the draft, ``[rows, own vocab]`` float32 each. Their rows are
-            numbered one after another.
-        rows: ``[batch]`` the row of each node of a request. -1 for a node that has none: one that
-            was proposed with certainty, or, in :class:`TreeSignals`, one that was copied. Empty for
-            a tree without distributions.
-        ids: ``[own vocab]`` int64 ids of the target; ``None`` if they are 0, 1, 2, …
-        vocab_size: the target's vocabulary size.
-    """
-
-    parts: Sequence[Tensor]
-    rows: Sequence[Sequence[int]]
-    ids: Tensor | None
-    vocab_size: int
-
-    def of(self, request: int, node: int) -> Tensor | None:
-        """``[vocab]`` the distribution that a node and its later siblings were drawn from.
-
-        ``None`` if the node was proposed with certainty.
-        """
-        row = self.rows[request][node]
-        if row < 0:
-            return None
-        for part in self.parts:
-            if row < len(part):
-                return self._widened(part[row : row + 1])[0]
-            row -= len(part)
-        raise IndexError(f"node {node} of request {request} has no distribution")
-
-    def of_requests(self, indices: Sequence[int]) -> TreeProbs:
-        """The distributions of some requests' nodes."""
-        return replace(self, rows=[self.rows[index] for index in indices])
-
-    def of_nodes(self, nodes: Sequence[Sequence[int]]) -> TreeProbs:
-        """The distributions of some nodes of each request, ``[batch]``, in their order."""
-        pairs = zip(self.rows, nodes, strict=True)
-        rows = [[own[node] for node in chosen] if own else own for own, chosen in pairs]
-        return replace(self, rows=rows)
-
-    def over_vocabulary(self, rows: Tensor | slice) -> Tensor:
-        """``[rows, vocab]`` some of the distributions."""
-        parts = self.parts
-        return self._widened((parts[0] if len(parts) == 1 else torch.cat(list(parts)))[rows])
-
-    def _widened(self, own: Tensor) -> Tensor:
-        """``[rows, vocab]`` of ``[rows, own vocab]``."""
-        if self.ids is None:
-            return own
-        return own.new_zeros(len(own), self.vocab_size).index_copy_(1, self.ids, own)
-
-
-@dataclass(frozen=True)
-class TreeSignals:
-    """What a draft model tells about the nodes of token trees, for a companion and for policies.
-
-    Attributes:
-        probs: the distribution of the draft at the parent of each node. It is q for drawn nodes,
-            and the softmax at temperature 1 for greedy requests.
-        acceptance: ``[batch]`` for each node, the estimated probability that it is accepted if its
-            parent is. That of a drawn node is about its rank and not about its token.
-        ranks: ``[batch]`` for each node, the number of its siblings that the model proposed before
-            it; -1 for a copied one.
-        limits: ``[batch]`` maximum numbers of nodes, known before anything was drafted.
-    """
-
-    probs: TreeProbs
-    acceptance: Sequence[Sequence[float]]
-    ranks: Sequence[Sequence[int]]
-    limits: Sequence[int]
-
-    def of_requests(self, indices: Sequence[int]) -> TreeSignals:
-        """The signals of some requests' nodes."""
-        return TreeSignals(
-            self.probs.of_requests(indices),
-            [self.acceptance[index] for index in indices],
-            [self.ranks[index] for index in indices],
-            [self.limits[index] for index in indices],
-        )
 
 
 @dataclass(frozen=True)
@@ -116,14 +32,9 @@ class Draft:
         parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
             token follows, -1 for the request's last token; ``None`` if every draft is a chain.
             Parents come before their children, so the first tokens of a tree are a tree. Its
-            tokens are proposed with certainty, or drawn without replacement.
+            tokens are proposed with certainty.
         passes: number of nodes, roots included, of which each pass of the draft model proposed the
             children; ``None`` for chains and if no model proposed the trees.
-        tree_probs: what drawn trees were drawn from; ``None`` if all tokens of trees are proposed
-            with certainty. Whether a node of a drawn tree is verified must not depend on its token.
-        copied_nodes: ``[batch]`` the copied tokens of each request's tree, where a model proposed
-            the others; ``None`` if there are none.
-        tree_signals: signals of the nodes of token trees; ``None`` if no companion scores them.
     """
 
     tokens: Tensor
@@ -134,9 +45,6 @@ class Draft:
     is_one_hot: tuple[bool, ...] | None = None
     parents: Tensor | None = None
     passes: tuple[int, ...] | None = None
-    tree_probs: TreeProbs | None = None
-    copied_nodes: tuple[frozenset[int], ...] | None = None
-    tree_signals: TreeSignals | None = None
 
     @classmethod
     def empty(cls, num_requests: int, device: torch.device) -> Draft:
@@ -170,10 +78,6 @@ class Draft:
         is_one_hot = tuple(length > 0 for length in lengths)
         return cls(tokens, tuple(lengths), None, signals, stage, is_one_hot)
 
-    def is_drawn_tree(self, request: int) -> bool:
-        """Whether a request has a token tree whose nodes, beside copied ones, were drawn."""
-        return self.tree_probs is not None and bool(self.tree_probs.rows[request])
-
     @property
     def drafting(self) -> list[int]:
         """For each pass of the draft model, at how many places it proposed the next tokens."""
@@ -190,7 +94,7 @@ class Draft:
     def copied(self) -> tuple[Collection[int], ...] | None:
         """``[batch]`` tokens that were copied from a known text; ``None`` if there are none."""
         if self.passes is not None or self.is_one_hot is None:
-            return self.copied_nodes
+            return None
         pairs = zip(self.lengths, self.is_one_hot, strict=True)
         return tuple(range(length) if is_copied else () for length, is_copied in pairs)
 
@@ -279,23 +183,16 @@ class OneHotSignals(DraftSignals):
 class CompanionScores:
     """A companion's signals about a draft. Entries beyond a request's length are 0.
 
-    In token trees, each node has the S of its parent's position and its own A. Nodes without
-    scores, and entries beyond a tree's length, have NaN there.
-
     Attributes:
         probs: ``[batch, num_tokens, vocab]`` float32, the companion's distribution c at each
-            drafted position, with the same sampling parameters as the draft's. The vocabulary is
-            left out, with size 0, for token trees.
+            drafted position, with the same sampling parameters as the draft's.
         overlap: ``[batch, num_tokens]`` float32, S = Σ min(q, c).
         agreement: ``[batch, num_tokens]`` float32, A = min(1, c(x)/q(x)) of the drafted token.
-        num_read: number of tokens of token trees that the companion read; ``None`` for chains, of
-            which it reads as many tokens as it scores.
     """
 
     probs: Tensor
     overlap: Tensor
     agreement: Tensor
-    num_read: int | None = None
 
 
 @dataclass(frozen=True)
@@ -312,22 +209,14 @@ class Plan:
             each verified token, and 0 at all positions beyond the verification length.
         num_own: number of leading tokens of each request that are the draft's own, for policies
             that replace tokens; ``None`` if all tokens are.
-        between: two ``[batch, num_tokens]`` float32 tensors, the smallest and the largest
-            probability that is proposed at each position. q′ equals ``proposals`` for tokens whose
-            probability lies between them, and 0 for others. ``None`` if ``proposals`` is q′ itself.
         parents: as in :class:`Draft`, of the verified tokens.
-        nodes: ``[batch]`` the drafted nodes of each token tree that are verified, in ascending
-            order and with their ancestors; ``None`` if these are the first ones of each request. A
-            policy that sets them leaves ``tokens`` as they were drafted.
     """
 
     tokens: Tensor
     lengths: tuple[int, ...]
     proposals: Tensor | None
     num_own: tuple[int, ...] | None = None
-    between: tuple[Tensor, Tensor] | None = None
     parents: Tensor | None = None
-    nodes: tuple[tuple[int, ...], ...] | None = None
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:
@@ -340,16 +229,6 @@ class Plan:
         """``parents`` as lists on the host, copied once."""
         rows: list[list[int]] = [] if self.parents is None else self.parents.tolist()
         return rows
-
-    def filtered(self) -> Plan:
-        """The same plan with q′ itself as ``proposals``, and without ``between``."""
-        if self.between is None or self.proposals is None:
-            return replace(self, between=None)
-        q = self.proposals[:, :-1]
-        least, most = (bound.unsqueeze(2) for bound in self.between)
-        proposals = self.proposals.clone()
-        proposals[:, :-1] = q * ((q >= least) & (q <= most))
-        return replace(self, proposals=proposals, between=None)
 
 
 @dataclass(frozen=True)
@@ -378,7 +257,6 @@ class Outcome:
             ``num_known`` is then 0.
         copied: ``[batch]`` verified tokens that were copied from a known text; ``None`` if there
             are none.
-        nodes: as in :class:`Plan`.
     """
 
     num_drafted: tuple[int, ...]
@@ -392,7 +270,6 @@ class Outcome:
     is_one_hot: tuple[bool, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
     copied: tuple[Collection[int], ...] | None = None
-    nodes: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def known_lengths(self) -> tuple[int, ...]:
@@ -417,7 +294,8 @@ class StepTimes:
         rest: scheduling of this step and the commit of the previous one.
         num_prompt_tokens: prompt tokens that the step also processed.
         disturbed: whether requests of several policies were in the step, another step ran at the
-            same time, or passes of new sizes were prepared as CUDA graphs.
+            same time, or passes of new sizes were prepared.
+        prepared: whether passes of new sizes were prepared, as CUDA graphs.
     """
 
     draft: float
@@ -428,6 +306,7 @@ class StepTimes:
     rest: float
     num_prompt_tokens: int = 0
     disturbed: bool = False
+    prepared: bool = False
 
     @property
     def is_typical(self) -> bool:

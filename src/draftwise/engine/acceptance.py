@@ -129,10 +129,9 @@ class Acceptance:
         p = probabilities(logits, batch.controls.rows(owner).masked(mask), token_history)
         is_nan = p[:, 0].isnan()
         final = upload(uniforms.final, torch.float64, device)
-        proposals = plan.filtered().proposals
         return is_nan, accept(
             p,
-            proposals,
+            plan.proposals,
             plan.tokens,
             lengths,
             upload(uniforms.accept[:, :width], torch.float32, device),

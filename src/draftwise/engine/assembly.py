@@ -130,11 +130,10 @@ class Assembly:
             has_companion=models.companion is not None,
             has_draft=bool(proposers),
             drafts_trees=self._drafts_trees(proposers),
+            guarded=speculation.guard,
         )
         if self._context.drafts_trees:
             target.model.compile_for_trees()
-            if models.companion is not None:
-                models.companion.model.compile_for_trees()
         self._first_policy = policy or self.new_policy()
         self.check(self._first_policy)
         if not self._first_policy.needs_draft:
@@ -230,13 +229,13 @@ class Assembly:
         if self.speculation.tree_width == 1 or not proposers:
             return False
         draft, companion = self.models.draft, self.models.companion
-        if companion is not None and (
-            companion.translator is not None or isinstance(companion.model, ExitModel)
-        ):
+        if companion is not None:
             raise InvalidParameterError(
-                "tree_width",
-                "a companion that is an exit or has another tokenizer scores chains only; set it "
-                "to 1",
+                "tree_width", "a companion scores chains only; leave it out, or set it to 1"
+            )
+        if len(proposers) > 1:
+            raise InvalidParameterError(
+                "tree_width", "several drafts are chains; name one draft, or set it to 1"
             )
         translates = draft is not None and draft.translator is not None
         if not all(PROPOSERS[name].drafts_trees for name in proposers) or translates:

@@ -50,8 +50,6 @@ class Batch:
         token_history: tokens of ``generating`` so far; ``None`` if no penalty needs them.
         uniforms: random numbers of ``generating``; ``None`` if all requests are greedy.
         lenience: lenience of each of ``generating``; 1 preserves the target's distribution exactly.
-        expected_remaining: for each of ``generating``, the expected number of tokens until it ends,
-            if no other request takes its place then; 0 if one does.
     """
 
     chunks: list[PromptChunk]
@@ -61,7 +59,6 @@ class Batch:
     token_history: TokenHistory | None
     uniforms: StepUniforms | None
     lenience: list[float]
-    expected_remaining: list[float]
 
     @property
     def is_empty(self) -> bool:
@@ -111,7 +108,6 @@ class Batch:
             else self.token_history.rows(device_indices),
             uniforms=None if self.uniforms is None else self.uniforms.rows(host_indices),
             lenience=[self.lenience[index] for index in indices],
-            expected_remaining=[self.expected_remaining[index] for index in indices],
         )
 
     def states(self, room: Callable[[Request], int]) -> list[RequestState]:
@@ -121,10 +117,8 @@ class Batch:
             room: the maximum number of tokens that the proposer can propose for a request.
         """
         return [
-            request.state(request.draft_limit(room(request)) if can_draft else 0, remaining)
-            for request, can_draft, remaining in zip(
-                self.generating, self.can_draft, self.expected_remaining, strict=True
-            )
+            request.state(request.draft_limit(room(request)) if can_draft else 0)
+            for request, can_draft in zip(self.generating, self.can_draft, strict=True)
         ]
 
 

@@ -14,14 +14,12 @@ from draftwise.core.sampling import (
     soft_probabilities,
 )
 from draftwise.core.signals import agreement, overlap, token_probabilities
-from draftwise.core.trees import ROOT
 from draftwise.core.types import CompanionScores, Draft
 from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.cached_model import CachedModel, ForwardInput
 from draftwise.engine.lifecycle import FollowsRequests
 from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
-from draftwise.engine.tree_scores import ScoredTree, inner_nodes, tree_scores
 from draftwise.models.native import sampling as native
 from draftwise.models.native.library import library_for
 from draftwise.models.transfer import upload
@@ -76,12 +74,7 @@ class CompanionModel:
         Args:
             batch: the step's batch.
             draft: the draft, with its signals.
-
-        Returns:
-            The scores; ``None`` for token trees of which no model drafted a node.
         """
-        if draft.parents is not None:
-            return self._score_trees(batch, draft, draft.parents)
         assert draft.signals is not None
         drafted = draft.host_tokens
         # Positions beyond the companion's context are not scored.
@@ -113,37 +106,6 @@ class CompanionModel:
         if batch.has_masks:
             mask = masks_along(batch.generating, drafted, lengths, self._vocab_size, logits.device)
         return companion_scores(logits, batch.controls, lengths, token_history, draft, mask)
-
-    def _score_trees(self, batch: Batch, draft: Draft, parents: Tensor) -> CompanionScores | None:
-        """Score the nodes of token trees that the draft model proposed."""
-        signals = draft.tree_signals
-        if signals is None:
-            self.read_prompts(batch)
-            return None
-        model = self._cached_model
-        inputs = [ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks]
-        scored: list[ScoredTree] = []
-        first = 0
-        for index, (request, own, length) in enumerate(
-            zip(batch.generating, parents.tolist(), draft.lengths, strict=True)
-        ):
-            above = own[:length]
-            inner = inner_nodes(above, signals.probs.rows[index])
-            # This depends on the limit: whether a tree is scored must not depend on its tokens.
-            if inner is None or signals.limits[index] > model.room(request):
-                continue
-            place = {node: at for at, node in enumerate(inner)} | {ROOT: ROOT}
-            tokens = [draft.host_tokens[index][node] for node in inner]
-            places = [place[above[node]] for node in inner]
-            count = 1 + len(inner)
-            inputs.append(ForwardInput(request, len(request.tokens), tokens, count, places))
-            rows = [first + 1 + place.get(parent, ROOT) for parent in above]
-            scored.append(ScoredTree(index, count, rows))
-            first += count
-        logits, _ = model.read(inputs)
-        if logits is None:
-            return None
-        return tree_scores(logits, batch.controls, scored, draft, signals)
 
 
 def companion_scores(

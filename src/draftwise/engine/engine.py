@@ -173,6 +173,12 @@ class Engine:
         return self._scheduler.num_reserved_tokens / self._scheduler.max_cached_tokens
 
     @property
+    def guard_balance(self) -> float | None:
+        """Steps without drafts that later drafts may cost; ``None`` without a guard."""
+        guard = self._pipeline.policies.guard
+        return guard.balance if guard is not None and guard.enabled else None
+
+    @property
     def lenience(self) -> float:
         """The lenience of requests that set none, at the current number of waiting requests."""
         return self._speculation.lenience_at(self._scheduler.num_waiting)
@@ -252,8 +258,9 @@ class Engine:
         if self.simulated_times is not None:
             return self.simulated_times(step)
         times = step.clock.times(self._rest, step.batch.num_prompt_tokens)
-        disturbed = not step.ran_alone or step.clock.prepared_passes
-        return step.pipeline.counted(replace(times, disturbed=disturbed))
+        prepared = step.clock.prepared_passes
+        times = replace(times, disturbed=prepared or not step.ran_alone, prepared=prepared)
+        return step.pipeline.counted(times)
 
     def _take_notes(self, step: Step) -> None:
         """Record which outputs are no longer exactly the target's, and which drafts were scored."""
@@ -327,7 +334,6 @@ class Engine:
         prompt_ids: list[int],
         params: SamplingParams,
         speculation: RequestSpeculation | None = None,
-        others_follow: bool = False,
     ) -> Request:
         """Queue a request.
 
@@ -336,9 +342,6 @@ class Engine:
             prompt_ids: its tokens.
             params: sampling parameters.
             speculation: settings for this request that differ from the engine's.
-            others_follow: whether other requests are expected to take its place when it ends, as in
-                a server. In a batch that nobody joins, the request that ends last determines when
-                all is done, so its tokens are worth more.
 
         Raises:
             PromptError: the prompt is empty, too long for the context, or has tokens outside the
@@ -369,7 +372,6 @@ class Engine:
                 self.max_model_len,
                 speculation,
                 matcher,
-                others_follow,
             )
             self._scheduler.add(request)
         return request

@@ -46,15 +46,12 @@ class Commit:
         states: ``[requests]`` the target's hidden states at the positions that it has read in the
             step and that are kept; ``None`` where the proposer reads none. The newest token of a
             request was not read yet, so there is no state of it.
-        leaves_nodes_out: whether nodes of token trees were left out because of a companion's
-            scores.
     """
 
     requests: Sequence[Request]
     starts: Sequence[int]
     num_drafted: Sequence[int]
     states: Sequence[StateRows | None]
-    leaves_nodes_out: bool = False
 
 
 class FollowsRequests(Protocol):

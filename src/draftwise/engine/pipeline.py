@@ -13,7 +13,6 @@ from draftwise.engine.companion import Companion
 from draftwise.engine.lifecycle import FollowsRequests
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.proposers.base import Proposer
-from draftwise.engine.tree_paths import with_chosen_nodes
 from draftwise.policies.router import PolicyRouter
 
 
@@ -73,7 +72,7 @@ class SpeculationPipeline:
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the tokens that the target verifies."""
         plan = self.policies.select(draft, companion_scores)
-        return plan if draft.parents is None else with_chosen_nodes(plan, draft.parents)
+        return plan if draft.parents is None else replace(plan, parents=draft.parents)
 
     def counted(self, times: StepTimes) -> StepTimes:
         """A step's times without the time of the oracle."""

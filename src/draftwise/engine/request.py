@@ -68,7 +68,6 @@ class Request:
         matcher: restricts the next token by a grammar; ``None`` without a grammar.
         stop_token_ids: tokens that end its text once it has ``min_tokens`` tokens.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
-        others_follow: whether other requests are expected to take its place when it ends.
     """
 
     def __init__(
@@ -82,10 +81,8 @@ class Request:
         max_model_len: int,
         speculation: RequestSpeculation,
         matcher: Matcher | None = None,
-        others_follow: bool = False,
     ) -> None:
         self.request_id = request_id
-        self.others_follow = others_follow
         self.params = params
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.tokens = list(prompt_ids)
@@ -126,12 +123,11 @@ class Request:
         is_early = self.num_output_tokens + num_drafted < self.params.min_tokens
         return is_early and bool(self.stop_token_ids)
 
-    def state(self, draft_limit: int, expected_remaining: float = 0.0) -> RequestState:
+    def state(self, draft_limit: int) -> RequestState:
         """The state of the request that a policy sees.
 
         Args:
             draft_limit: maximum draft length.
-            expected_remaining: see :class:`draftwise.policies.inputs.RequestState`.
         """
         return RequestState(
             len(self.tokens),
@@ -141,7 +137,6 @@ class Request:
             self.params.temperature == 0,
             self.history.mean,
             self.speculation.policy,
-            expected_remaining,
         )
 
     def draft_limit(self, room: int) -> int:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Outcome, Plan
 from draftwise.engine.batch import Batch, HistoryStore, PromptChunk, batch_controls
-from draftwise.engine.endings import Endings
 from draftwise.engine.lifecycle import Commit, FollowsRequests, StateRows
 from draftwise.engine.prefix_cache import PrefixCache
 from draftwise.engine.request import NO_CACHE_SLOT, Request
@@ -77,7 +76,6 @@ class Scheduler:
         self._free_slots = list(range(target_cache.num_cache_slots))
         self._controls: dict[tuple[int, ...], LogitControls] = {}
         self._changing: Request | None = None
-        self._endings = Endings()
 
     @property
     def num_unfinished(self) -> int:
@@ -232,14 +230,7 @@ class Scheduler:
                 lenience if r.speculation.lenience is None else r.speculation.lenience
                 for r in generating
             ],
-            expected_remaining=self._expected_remaining(generating),
         )
-
-    def _expected_remaining(self, generating: Sequence[Request]) -> list[float]:
-        """Expected number of tokens until each request ends; 0 if others take their places."""
-        if self._waiting or any(r.others_follow for r in self._running.values()):
-            return [0.0] * len(generating)
-        return [self._endings.expected_remaining(request) for request in generating]
 
     def commit(
         self,
@@ -285,8 +276,6 @@ class Scheduler:
             committed = replace(
                 committed, states=[self._kept_states(r, states) for r in committed.requests]
             )
-        if outcome.nodes is not None:
-            committed = replace(committed, leaves_nodes_out=True)
         for follower in self._followers:
             follower.commit(committed)
         if self._prefixes is not None:
@@ -408,7 +397,6 @@ class Scheduler:
             self._waiting.remove(request)
             return
         slot = request.cache_slot
-        self._endings.observe(request)
         self._leave_slot(request)
         del self._running[slot]
         heapq.heappush(self._free_slots, slot)

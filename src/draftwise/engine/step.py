@@ -117,10 +117,7 @@ class Step(PreparedStep):
         """``[batch]`` number of tokens that the companion scored; empty if it scored no draft."""
         if self.companion_scores is None:
             return []
-        if self.draft.parents is None:
-            return list(self.draft.lengths)
-        counts: list[int] = (~self.companion_scores.overlap.isnan()).sum(dim=1).tolist()
-        return counts
+        return list(self.draft.lengths)
 
     @property
     def is_typical(self) -> bool:
@@ -141,10 +138,7 @@ class Step(PreparedStep):
 
         An oracle that scores in its place has such a number too.
         """
-        scores = self.companion_scores
-        if scores is None:
-            return 0
-        return sum(self.draft.lengths) if scores.num_read is None else scores.num_read
+        return sum(self.num_scored)
 
     @property
     def context(self) -> int:
@@ -176,14 +170,12 @@ class CostLearner:
             num_target_tokens=step.num_target_tokens,
             context=step.context,
             # With continuations beside a model, the time of drafting contains the search for them,
-            # so these steps are left out. Trees are left out where the search found something.
+            # so these steps are left out.
             drafting=draft.drafting if draft.is_one_hot is None else (),
-            growing=(draft.passes or ()) if draft.copied_nodes is None else (),
             num_scored=step.num_companion_tokens,
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(draft.signals, OneHotSignals | None),
             is_regular=len(set(step.plan.lengths)) == 1,
-            is_tree=draft.parents is not None,
             target_seconds=times.total - times.draft - times.companion - times.select,
             draft_seconds=times.draft,
             companion_seconds=times.companion,

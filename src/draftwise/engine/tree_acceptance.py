@@ -1,13 +1,11 @@
-"""The acceptance laws of token trees, applied to the target's logits of a step.
+"""The acceptance law of token trees, applied to the target's logits of a step.
 
-The first law of :mod:`draftwise.core.trees` applies to trees that are proposed with certainty, and
-the second one to drawn trees. The native kernels look only at the nodes that are reached.
+The native kernels look only at the nodes that are reached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,8 +18,7 @@ from draftwise.core.sampling import (
     largest_scores,
     probabilities,
 )
-from draftwise.core.trees import follow_drawn_children
-from draftwise.core.types import Draft, Outcome, Plan, TreeProbs
+from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.masks import next_masks
 from draftwise.engine.tree_paths import accepted_nodes, path_rows
@@ -57,19 +54,16 @@ def accept_trees(batch: Batch, draft: Draft, plan: Plan, logits: Tensor) -> Outc
         plan: the verified trees.
         logits: ``[rows, vocab]``; each request has a row for its root and one for each node.
     """
-    tree_probs = draft.tree_probs
-    if tree_probs is not None and plan.nodes is not None:
-        tree_probs = tree_probs.of_nodes(plan.nodes)
     rows = _rows(batch, plan, logits)
     library = library_for(logits.device)
     if library is not None:
         controlled = _controlled(batch, rows)
         nodes, next_tokens, is_nan = native.accept_trees(
-            library, controlled, batch.controls, plan, tree_probs, batch.uniforms
+            library, controlled, batch.controls, plan, batch.uniforms
         )
         failed = frozenset(index for index, bad in enumerate(is_nan) if bad)
     else:
-        nodes, next_tokens, failed = _follow(batch, plan, tree_probs, rows)
+        nodes, next_tokens, failed = _follow(batch, plan, rows)
     unknown = torch.zeros(len(nodes), max(plan.lengths, default=0))
     return Outcome(
         num_drafted=draft.lengths,
@@ -81,9 +75,8 @@ def accept_trees(batch: Batch, draft: Draft, plan: Plan, logits: Tensor) -> Outc
         failed=failed,
         num_known=(0,) * len(nodes),
         is_one_hot=draft.is_one_hot,
-        copied=_copied_of(draft, plan),
+        copied=draft.copied,
         paths=tuple(tuple(own) for own in nodes),
-        nodes=plan.nodes,
     )
 
 
@@ -114,13 +107,11 @@ def _controlled(batch: Batch, rows: _Rows) -> Tensor:
 
 
 def _follow(
-    batch: Batch, plan: Plan, tree_probs: TreeProbs | None, rows: _Rows
+    batch: Batch, plan: Plan, rows: _Rows
 ) -> tuple[list[list[int]], list[int], frozenset[int]]:
     """Accepted nodes, next tokens and failed requests, by PyTorch's operations."""
     is_nan, drawn = fetch(*_draw(batch, rows))
     nodes, next_tokens = accepted_nodes(plan, drawn.tolist())
-    if tree_probs is not None:
-        _test_drawn(batch, plan, tree_probs, rows.logits, nodes, next_tokens)
     reached = _reached_rows(plan.lengths, nodes)
     failed = {rows.owners[row] for row in reached if is_nan[row]}
     return nodes, next_tokens, frozenset(failed)
@@ -133,38 +124,6 @@ def _reached_rows(lengths: Sequence[int], nodes: Sequence[Sequence[int]]) -> lis
         reached += [first, *(first + 1 + node for node in own)]
         first += length + 1
     return reached
-
-
-def _test_drawn(
-    batch: Batch,
-    plan: Plan,
-    tree_probs: TreeProbs,
-    logits: Tensor,
-    nodes: list[list[int]],
-    next_tokens: list[int],
-) -> None:
-    """Replace the paths of drawn trees in ``nodes``, and the tokens after them."""
-    uniforms = batch.uniforms
-    assert uniforms is not None
-    first = 0
-    for request, length in enumerate(plan.lengths):
-        if length and tree_probs.rows[request]:
-            owner = torch.tensor([request], device=logits.device)
-            start = first
-
-            def probs(node: int, start: int = start, owner: Tensor = owner) -> Tensor:
-                row = logits[start + 1 + node].unsqueeze(0)
-                return probabilities(row, batch.controls.rows(owner))[0]
-
-            nodes[request], next_tokens[request] = follow_drawn_children(
-                plan.host_tokens[request][:length],
-                plan.host_parents[request],
-                probs,
-                partial(tree_probs.of, request),
-                uniforms.accept[request].tolist(),
-                float(uniforms.final[request]),
-            )
-        first += length + 1
 
 
 def _draw(batch: Batch, rows: _Rows) -> tuple[Tensor, Tensor]:
@@ -183,13 +142,3 @@ def _draw(batch: Batch, rows: _Rows) -> tuple[Tensor, Tensor]:
     controls = batch.controls.rows(upload(owner, torch.long, rows.logits.device))
     p = probabilities(rows.logits, controls.masked(rows.mask), rows.token_history)
     return p[:, 0].isnan(), sample(p, final)
-
-
-def _copied_of(draft: Draft, plan: Plan) -> tuple[Collection[int], ...] | None:
-    """``[batch]`` verified nodes that were copied, by their place among the verified ones."""
-    if plan.nodes is None or draft.copied is None:
-        return draft.copied
-    return tuple(
-        [place for place, node in enumerate(chosen) if node in copied]
-        for chosen, copied in zip(plan.nodes, draft.copied, strict=True)
-    )

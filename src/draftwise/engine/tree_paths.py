@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from draftwise.core.trees import ROOT
 from draftwise.core.types import Plan
@@ -39,31 +38,6 @@ def path_rows(plan: Plan) -> PathRows:
         owners += [request] * len(own)
         paths += own
     return PathRows(owners, paths)
-
-
-def with_chosen_nodes(plan: Plan, parents: Tensor) -> Plan:
-    """A plan of token trees with the tokens and the parents of the verified nodes only.
-
-    Args:
-        plan: a policy's plan. Its tokens are all that were drafted.
-        parents: ``[batch, nodes]`` parents of the drafted nodes.
-    """
-    if plan.nodes is None:
-        return replace(plan, parents=parents)
-    drafted, above = plan.host_tokens, parents.tolist()
-    width = max(plan.lengths, default=0)
-    tokens = [[0] * width for _ in plan.nodes]
-    places = [[ROOT] * width for _ in plan.nodes]
-    for request, chosen in enumerate(plan.nodes):
-        place = {node: at for at, node in enumerate(chosen)} | {ROOT: ROOT}
-        tokens[request][: len(chosen)] = [drafted[request][node] for node in chosen]
-        places[request][: len(chosen)] = [place[above[request][node]] for node in chosen]
-    device = plan.tokens.device
-    return replace(
-        plan,
-        tokens=torch.tensor(tokens, dtype=torch.long).view(len(tokens), width).to(device),
-        parents=torch.tensor(places, dtype=torch.long).view(len(places), width).to(device),
-    )
 
 
 def accepted_nodes(plan: Plan, drawn: Sequence[int]) -> tuple[list[list[int]], list[int]]:
@@ -132,4 +106,4 @@ def as_chains(plan: Plan, nodes: Sequence[Sequence[int]]) -> Plan:
     tokens = tokens.to(plan.tokens.device)
     # A follower that read the tree's tokens has them in another order, so it keeps none of them.
     num_own = (0,) * len(nodes)
-    return replace(plan, tokens=tokens, lengths=lengths, num_own=num_own, parents=None, nodes=None)
+    return replace(plan, tokens=tokens, lengths=lengths, num_own=num_own, parents=None)

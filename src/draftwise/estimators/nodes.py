@@ -3,9 +3,6 @@
 A node that is proposed with certainty is accepted if the target draws its token. A draft that
 predicts the target perfectly would be right with probability q, its own probability of the token.
 Others are right more or less often, which is learnt online.
-
-Whether a drawn node is drafted must not depend on its token. So its estimate is about its rank
-among its siblings, and about how sure the draft is.
 """
 
 from __future__ import annotations
@@ -26,8 +23,6 @@ _START_WEIGHT = 4.0
 # Factor by which older observations of a group lose weight with each one.
 _MEMORY = 0.999
 LOWEST, HIGHEST = 1e-4, 0.995
-# Initial acceptance of drawn children.
-_FIRST_RANK, _LATER_RANKS = 0.6, 0.3
 
 
 class NodeAcceptance:
@@ -76,46 +71,3 @@ class NodeAcceptance:
 def _groups(first: Integers, probs: Floats) -> tuple[Integers, ...]:
     """Rank and q of each node as indices."""
     return first, np.searchsorted(_EDGES, probs, side="right")
-
-
-class RankAcceptance:
-    """The acceptance of drawn children by rank, if the children before were rejected.
-
-    It depends on the largest probability of the distribution that they are drawn from.
-    """
-
-    def __init__(self, width: int) -> None:
-        """Start from a guess.
-
-        Args:
-            width: maximum number of children of a node.
-        """
-        guesses = np.full((width, len(_EDGES) + 1), _LATER_RANKS)
-        guesses[0] = _FIRST_RANK
-        self._shares = GroupRatio(guesses * _START_WEIGHT, np.full(guesses.shape, _START_WEIGHT))
-
-    def predict(self, largest: Floats) -> Floats:
-        """``[parents, width]`` P(accept) of children of several nodes, if these are accepted.
-
-        Args:
-            largest: ``[parents]`` largest probability of each distribution.
-        """
-        width = len(self._shares.accepted)
-        ranks = np.arange(width)[None, :].repeat(len(largest), axis=0)
-        groups = np.searchsorted(_EDGES, largest, side="right")[:, None].repeat(width, axis=1)
-        shares = np.clip(self._shares.mean((ranks, groups), 0.0, 0.0), LOWEST, HIGHEST)
-        left = np.cumprod(1 - shares, axis=1)
-        found: Floats = shares * np.concatenate([np.ones((len(largest), 1)), left[:, :-1]], axis=1)
-        return found
-
-    def learn(self, ranks: Integers, largest: Floats, accepted: Booleans) -> None:
-        """Learn from children that were tested.
-
-        Args:
-            ranks: ``[children]``.
-            largest: ``[children]`` largest probability of the distribution of each.
-            accepted: ``[children]``.
-        """
-        if len(ranks):
-            at = ranks, np.searchsorted(_EDGES, largest, side="right")
-            self._shares.add(at, accepted.astype(np.float64), np.ones(len(ranks)), _MEMORY)

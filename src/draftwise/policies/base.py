@@ -3,8 +3,7 @@
 In every step the engine calls a policy's methods in this order:
 
 1. :meth:`Policy.draft_lengths`: returns the maximum draft length of each request. A proposer that
-   knows continuations before anything is drafted calls :meth:`Policy.plan_drafts` instead. One that
-   can draft token trees asks :meth:`Policy.branches` first.
+   knows continuations before anything is drafted calls :meth:`Policy.plan_drafts` instead.
 2. :meth:`Policy.keep_drafting`: decides after each drafted token which requests continue. For token
    trees of a draft model, :meth:`Policy.grow_trees` decides which nodes get children.
 3. :meth:`Policy.wants_companion`: decides whether the companion scores the draft.
@@ -33,14 +32,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.goodput import expected_accepted
-from draftwise.core.rules import DraftRule
+from draftwise.core.draft_length import expected_accepted
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
 
 if TYPE_CHECKING:
     from draftwise.core.latency import LatencyModel
     from draftwise.estimators.profile import AcceptanceProfile
+    from draftwise.policies.guard import Guard
 
 
 class Signal(StrEnum):
@@ -85,6 +84,7 @@ class PolicyContext:
         has_draft: whether there is a draft model.
         for_studies: whether policies with ``uses_target_oracle`` are allowed.
         drafts_trees: whether the drafts are token trees.
+        guarded: whether a guard shortens what a policy wants to draft.
     """
 
     num_speculative_tokens: int
@@ -94,6 +94,7 @@ class PolicyContext:
     has_draft: bool = True
     for_studies: bool = False
     drafts_trees: bool = False
+    guarded: bool = False
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -119,8 +120,10 @@ class Policy(ABC):
             Other policies only cut, based on earlier tokens.
         replaces_tokens: whether it may replace drafted tokens by other tokens.
         verifies_trees: whether it can select among the nodes of token trees.
+        asks_guard: whether it drafts nothing that the guard does not afford.
         scores_offers: whether it lets a companion score continuations of which the acceptance is
             estimated before anything is drafted.
+        guard: estimates step times; ``None`` without step costs.
     """
 
     name: ClassVar[str]
@@ -136,7 +139,10 @@ class Policy(ABC):
     filters: ClassVar[bool] = False
     replaces_tokens: ClassVar[bool] = False
     verifies_trees: ClassVar[bool] = False
+    asks_guard: ClassVar[bool] = False
     scores_offers: ClassVar[bool] = True
+
+    guard: Guard | None = None
 
     def __init__(self, context: PolicyContext) -> None:
         self.num_speculative_tokens = context.num_speculative_tokens
@@ -169,9 +175,8 @@ class Policy(ABC):
     def adds_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether continuations are looked for beside a draft model in this step.
 
-        It is asked before all else but :meth:`branches` where both draft chains. If the answer is
-        no, the step is one of the draft model alone, and :meth:`draft_lengths` replaces
-        :meth:`plan_drafts`. The answer must depend on earlier steps only.
+        If the answer is no, the step is one of the draft model alone, and :meth:`draft_lengths`
+        replaces :meth:`plan_drafts`. The answer must depend on earlier steps only.
 
         Args:
             requests: the requests of the step, without offers.
@@ -212,13 +217,6 @@ class Policy(ABC):
         """Whether :meth:`keep_drafting` may stop a draft in this step."""
         return type(self).keep_drafting is not Policy.keep_drafting
 
-    def draft_rule(self) -> DraftRule | None:
-        """The decisions of :meth:`keep_drafting` in this step as numbers; ``None`` if impossible.
-
-        A backend that applies the rule does not call :meth:`keep_drafting`.
-        """
-        return None
-
     def reads_offers(self) -> bool:
         """Whether :meth:`select` reads the distributions of offered tokens in a draft.
 
@@ -230,21 +228,6 @@ class Policy(ABC):
         """Which requests continue drafting: ``[active]`` bool, or ``None`` for all."""
         return None
 
-    def is_reproducible(self, request: int) -> bool:
-        """Whether the decisions about a request of the step depend on that request alone."""
-        return not self.needs_latency
-
-    def branches(self, requests: Sequence[RequestState]) -> bool:
-        """Whether the drafts of the coming step are token trees. Otherwise they are chains.
-
-        It is asked before all else where trees can be drafted and verified. The answer must depend
-        on earlier steps only.
-
-        Args:
-            requests: the requests of the step.
-        """
-        return True
-
     def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
         """Maximum number of nodes of each request's token tree, before anything is drafted.
 
@@ -252,31 +235,16 @@ class Policy(ABC):
         """
         return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
 
-    def least_node_value(self, request: int, num_nodes: int) -> float:
-        """The probability to be accepted below which a node of a token tree is not worth verifying.
-
-        It is asked before the children of a level are drawn. For trees that are not drawn, it
-        decides what another level is expected to gain.
-
-        Args:
-            request: index of the tree's request in the step's batch.
-            num_nodes: number of nodes of the whole batch so far.
-        """
-        return 0.0
-
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
         """Which nodes of token trees get children: ``[nodes]``, or ``None`` for all of them.
 
         It is asked before each pass of the draft model after the first one. The answer may depend
-        on all that was drafted, as the children are not drawn yet.
+        on all that was drafted, as nodes are proposed with certainty.
         """
         return None
 
     def wants_companion(self) -> bool:
-        """Whether the companion scores this step's draft. It must not depend on the draft.
-
-        It is asked before the draft, too, if token trees are drafted.
-        """
+        """Whether the companion scores this step's draft. It must not depend on the draft."""
         return self.needs_companion
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
@@ -293,11 +261,6 @@ class Policy(ABC):
 
     def forget(self, request_ids: Collection[int]) -> None:  # noqa: B027
         """Delete the state of ended requests."""
-
-    @property
-    def calibration_error(self) -> float | None:
-        """Recent error of its acceptance estimates; ``None`` if it makes none."""
-        return None
 
 
 def _offers_more(request: RequestState, length: int) -> bool:

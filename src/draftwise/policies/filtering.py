@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.rules import RuleResults
 from draftwise.core.types import CompanionScores, Draft, Plan
 
 Floats = NDArray[np.float64]
@@ -34,18 +33,6 @@ class Scorer(Protocol):
         places: Integers,
     ) -> Tensor:
         """``[n, vocab]`` log-odds at positions ``places`` of requests ``rows``, none greedy."""
-
-
-class RangeFinder(Protocol):
-    """Finds the range of q(x) in which a token has the required acceptance probability."""
-
-    def __call__(self, required: Floats, greedy: bool) -> tuple[Floats, Floats]:
-        """``[batch, width]`` smallest and largest q(x) of each range.
-
-        Args:
-            required: ``[batch, width]`` required acceptance probability, above 0 and below 1.
-            greedy: whether the requests are decoded at temperature 0; the same for all of them.
-        """
 
 
 def keep_likely(
@@ -82,78 +69,6 @@ def keep_likely(
         is_kept[rows, places] = _filter(draft, scores, rows, places, required[rows, places])
     _drop_greedy(draft, is_kept, greedy)
     return Plan(draft.tokens, _kept_lengths(draft, is_kept), draft.probs)
-
-
-def keep_in_range(
-    draft: Draft,
-    expected: Floats,
-    find: RangeFinder,
-    thresholds: Floats,
-    greedy: NDArray[np.bool_],
-) -> Plan:
-    """:func:`keep_likely` if P(x) is a function of q(x) and the kept tokens have q(x) in a range.
-
-    This computes nothing for the whole vocabulary. The acceptance law compares q(x) with the bounds
-    of the range when it reads q(x).
-
-    Args:
-        draft: the draft, with signals.
-        expected: ``[batch, width]`` P of the drawn tokens.
-        find: finds the range of q(x) in which a token has the required probability.
-        thresholds: ``[batch]`` thresholds, known before the step; 0 verifies every drafted token.
-        greedy: ``[batch]`` which requests are decoded at temperature 0.
-    """
-    assert draft.signals is not None
-    if not any(draft.lengths):
-        return Plan(draft.tokens, draft.lengths, draft.probs)
-    required, filtered = _required(draft, expected, thresholds)
-    limits = np.minimum(np.maximum(required, MIN_REQUIRED), 1 - MIN_REQUIRED)
-    any_greedy = bool(greedy.any())
-    least, most = find(limits, any_greedy)
-    if any_greedy and not greedy.all():
-        is_greedy, sampled = greedy[:, None], find(limits, False)
-        least, most = np.where(is_greedy, least, sampled[0]), np.where(is_greedy, most, sampled[1])
-    least = np.where(filtered, least, 0.0).astype(np.float32)
-    most = np.where(filtered, most, np.inf).astype(np.float32)
-    drawn = draft.signals.token_probs
-    if draft.probs is not None:
-        # Use exactly the values that the acceptance law will compare with the bounds.
-        q = draft.probs[:, :-1].gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
-        own = greedy if draft.is_one_hot is None else greedy | np.asarray(draft.is_one_hot)
-        drawn = torch.where(torch.from_numpy(own).to(q.device)[:, None], drawn, q)
-    drawn_probs = drawn.cpu().numpy()
-    is_kept = (drawn_probs >= least) & (drawn_probs <= most)
-    lengths = _kept_lengths(draft, is_kept)
-    if draft.probs is None:
-        return Plan(draft.tokens, lengths, None)
-    if any_greedy:
-        _drop_greedy(draft, is_kept, greedy)
-        least[greedy], most[greedy] = 0.0, np.inf
-    device = draft.tokens.device
-    between = torch.from_numpy(least).to(device), torch.from_numpy(most).to(device)
-    return Plan(draft.tokens, lengths, draft.probs, between=between)
-
-
-def keep_by_rule(draft: Draft, results: RuleResults, greedy: NDArray[np.bool_]) -> Plan:
-    """:func:`keep_in_range` with the bounds that a drafting rule computed while drafting.
-
-    Args:
-        draft: a draft made by the rule.
-        results: the rule's results, for all requests that drafted.
-        greedy: ``[batch]`` which requests are decoded at temperature 0.
-    """
-    width, lengths = draft.tokens.shape[1], np.asarray(draft.lengths)
-    kept = np.clip(results.kept, 0, lengths)
-    if draft.probs is None:
-        return Plan(draft.tokens, tuple(kept.tolist()), None)
-    for request in np.flatnonzero(greedy & (kept < lengths)).tolist():
-        draft.probs[request, kept[request]] = 0.0  # the only token of its proposal is dropped
-    device = draft.tokens.device
-    between = tuple(
-        torch.from_numpy(np.ascontiguousarray(bound[:, :width])).to(device)
-        for bound in (results.least, results.most)
-    )
-    return Plan(draft.tokens, tuple(kept.tolist()), draft.probs, between=(between[0], between[1]))
 
 
 def _required(

@@ -52,8 +52,6 @@ class RequestState(NamedTuple):
         greedy: whether it is decoded at temperature 0.
         history: mean acceptance probability of its recent tokens, 0 … 1.
         policy: name of the policy that it requests; ``None`` for the engine's.
-        expected_remaining: expected number of tokens until it ends, if no other request takes its
-            place then; 0 if one does.
         offer: estimated acceptance probability of each token of a continuation that is known
             before anything is drafted, such as the text after an earlier occurrence of the last
             tokens. Empty without one.
@@ -68,7 +66,6 @@ class RequestState(NamedTuple):
     greedy: bool = False
     history: float = 0.5
     policy: str | None = None
-    expected_remaining: float = 0.0
     offer: Sequence[float] = ()
     has_model: bool = True
     num_behind: int = 0
@@ -83,18 +80,12 @@ class TreeLevel(NamedTuple):
         values: ``[nodes]`` estimated probability that the path to each node is accepted.
         entropy: ``[nodes]`` entropy in nats of the draft's distribution that each node's token was
             taken from; ``None`` if the policy uses no signals of the draft.
-        coverage: estimated probability that the target's token is among the children of a node that
-            it reaches, and is not a copied token there, from the level before. Children that are
-            not worth verifying do not count.
-        num_nodes: number of nodes of all trees that may be verified so far.
     """
 
     depth: int
     requests: Sequence[int]
     values: NDArray[np.float64]
     entropy: NDArray[np.float64] | None
-    coverage: float
-    num_nodes: int
 
 
 @dataclass(frozen=True)

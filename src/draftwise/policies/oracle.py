@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.types import CompanionScores, Draft, Plan
-from draftwise.estimators.combined import Signals
-from draftwise.policies.base import Signal
-from draftwise.policies.filtering import Integers
-from draftwise.policies.inputs import DraftPosition
-from draftwise.policies.priced import Floats, PricedPolicy
+from draftwise.policies.base import DraftChoice, Signal
+from draftwise.policies.filtering import Integers, keep_likely
+from draftwise.policies.inputs import DraftPosition, RequestState
+from draftwise.policies.price import Adaptive
 
 
-class Oracle(PricedPolicy):
-    """Prices like ``adaptive``, with the true acceptance probability as its estimate.
+class Oracle(Adaptive):
+    """Prices every token like ``adaptive``, with its true acceptance probability.
 
     The target scores every drafted token as soon as it is drawn. The time of these passes is not
     counted (``Engine.uncounted_seconds``), so the result shows what perfect estimates would give.
-    The oracle knows the tokens drafted so far, not later ones. The rule is applied to the whole
-    vocabulary as a filtered proposal, so even the oracle is lossless.
+    The oracle knows the tokens drafted so far, not later ones. A draft goes on while its tokens are
+    worth another pass, and tokens are verified while they are worth their price. The rule is
+    applied to the whole vocabulary as a filtered proposal, so even the oracle is lossless.
     """
 
     name = "oracle"
@@ -30,53 +31,55 @@ class Oracle(PricedPolicy):
     signals = frozenset({Signal.TARGET, Signal.LOAD, Signal.TOKEN_PROBABILITY})
     filters = True
     uses_target_oracle = True
+    asks_guard = False
 
     def uses_draft_signals(self) -> bool:
         """Always, because the target's probabilities are compared with the draft's."""
         return True
 
-    def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """Continue while the expected gain of one more token exceeds its cost."""
-        self._uses_signals = True
-        return super().keep_drafting(position)
+    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """γ for every request, capped by its ``draft_limit``."""
+        super().draft_lengths(requests)
+        size, gamma = len(requests), self.num_speculative_tokens
+        self._choice = self._choice._replace(by_model=np.ones(size, bool))
+        self._expected = np.zeros((size, gamma))
+        self._reach = np.ones(size)
+        self._greedy = np.array([request.greedy for request in requests], dtype=bool)
+        return [min(gamma, request.draft_limit) for request in requests]
 
-    def expect(self, position: DraftPosition) -> Floats:
-        """The acceptance probability of the token just drafted."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
+        """The model drafts for every request that it can draft for."""
+        lengths = self.draft_lengths(requests)
+        pairs = zip(lengths, requests, strict=True)
+        return [DraftChoice(length, not request.has_model) for length, request in pairs]
+
+    def keep_drafting(self, position: DraftPosition) -> Tensor:
+        """Continue while the tokens drafted so far are worth one more pass and verified token."""
         assert position.agreement is not None
-        known: Floats = position.agreement.cpu().double().numpy()
-        return known
+        active = np.asarray(position.requests)
+        known = position.agreement.cpu().double().numpy()
+        self._expected[active, position.index] = known
+        self._reach[active] *= known
+        a_pass = self._costs.draft(len(active)) / len(active)
+        return torch.from_numpy(self._reach[active] >= self._row_price + self._second * a_pass)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the tokens whose expected gain exceeds their cost."""
-        self._draft, self._companion_scores = draft, companion_scores
-        threshold = self.filter_threshold
-        if companion_scores is None or threshold == 0:
+        if companion_scores is None:
             return Plan(draft.tokens, draft.lengths, draft.probs)
-        return self.keep_likely(draft, companion_scores, self._expected, self._log_odds, threshold)
+        thresholds = np.full(len(self._requests), self._row_price)
+        expected = self._expected
+        return keep_likely(draft, companion_scores, expected, _log_odds, thresholds, self._greedy)
 
-    def learn(
-        self,
-        signals: Signals,
-        greedy: NDArray[np.bool_],
-        acceptance: Floats,
-        reach_probability: Floats,
-    ) -> None:
-        """Learn nothing, because the acceptance probabilities are exact."""
 
-    @staticmethod
-    def _log_odds(
-        draft: Draft,
-        companion_scores: CompanionScores | None,
-        rows: Integers,
-        places: Integers,
-    ) -> Tensor:
-        """``[n, vocab]`` log-odds of min(1, p/q)."""
-        assert draft.signals is not None
-        assert companion_scores is not None
-        at = (
-            torch.from_numpy(rows).to(draft.tokens.device),
-            torch.from_numpy(places).to(draft.tokens.device),
-        )
-        p = companion_scores.probs[at]
-        acceptance = (p / draft.signals.draft_probs[at].clamp(min=1e-30)).clamp(max=1.0)
-        return acceptance.logit(eps=1e-7)
+def _log_odds(
+    draft: Draft, companion_scores: CompanionScores | None, rows: Integers, places: Integers
+) -> Tensor:
+    """``[n, vocab]`` log-odds of min(1, p/q)."""
+    assert draft.signals is not None
+    assert companion_scores is not None
+    device = draft.tokens.device
+    at = torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device)
+    p = companion_scores.probs[at]
+    acceptance = (p / draft.signals.draft_probs[at].clamp(min=1e-30)).clamp(max=1.0)
+    return acceptance.logit(eps=1e-7)

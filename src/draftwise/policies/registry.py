@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.adaedl import AdaEdl
-from draftwise.policies.adaptive import Adaptive
 from draftwise.policies.base import Policy, PolicyContext
 from draftwise.policies.confidence import Confidence
 from draftwise.policies.disco import Disco
@@ -21,8 +19,7 @@ from draftwise.policies.fixed import FixedLength
 from draftwise.policies.heuristic import Heuristic
 from draftwise.policies.none import NoSpeculation
 from draftwise.policies.oracle import Oracle
-from draftwise.policies.priced import PricedPolicy
-from draftwise.policies.pricing_options import PricingOptions
+from draftwise.policies.price import Adaptive
 from draftwise.policies.smartspec import SmartSpec
 from draftwise.policies.specdec_plus_plus import SpecDecPlusPlus
 from draftwise.policies.staged import Staged
@@ -75,8 +72,6 @@ def policy_class(name: str) -> type[Policy]:
 
 def options_of(policy: type[Policy]) -> dict[str, Any]:
     """The options of a policy and their default values."""
-    if issubclass(policy, PricedPolicy):
-        return {each.name: each.default for each in fields(PricingOptions)}
     parameters = inspect.signature(policy).parameters
     return {key: each.default for key, each in parameters.items() if key != "context"}
 
@@ -108,7 +103,7 @@ def check_needs(policy: type[Policy], context: PolicyContext) -> None:
     if context.drafts_trees and policy.needs_draft and not policy.verifies_trees:
         raise InvalidParameterError(
             "tree_width",
-            f"policy {name!r} verifies chains only; set it to 1, or use the policy 'adaptive'",
+            f"policy {name!r} verifies chains only; set it to 1, or use the policy 'eagle2'",
         )
     if policy.uses_target_oracle and not context.for_studies:
         raise InvalidParameterError(

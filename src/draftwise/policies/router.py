@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.random import StageUniforms
-from draftwise.core.rules import DraftRule
 from draftwise.core.types import (
     CompanionScores,
     Draft,
@@ -22,6 +21,7 @@ from draftwise.core.types import (
 )
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import DraftChoice, Policy, PolicyContext
+from draftwise.policies.guard import Guard
 from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
 from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class
 
@@ -34,8 +34,11 @@ class PolicyRouter(Policy):
     If all requests of a step use one policy, it handles the whole step. Otherwise each policy gets
     its part of the batch. It then learns no costs, because the step's time depends on all parts.
 
+    A guard shortens what the policies want to draft, see :mod:`draftwise.policies.guard`.
+
     Attributes:
         default: policy of requests that name none. It may be replaced between steps.
+        guard: estimates step times, and keeps the account; ``None`` without step costs.
     """
 
     name = "mixture"
@@ -52,11 +55,18 @@ class PolicyRouter(Policy):
         super().__init__(context)
         self.default = default
         self._context = context
+        self._begin_account()
         self._named: dict[str, Policy] = {}
         self._parts: list[tuple[Policy, list[int]]] = []
         self._wants_scores: list[bool] = []
         self._looks: list[bool] = []
         self._size = 0
+
+    def _begin_account(self) -> None:
+        """Give the default policy a new guard."""
+        latency = self._context.latency
+        self.guard = None if latency is None else Guard(latency, self._context.guarded)
+        self.default.guard = self.guard
 
     def usable(self) -> list[str]:
         """Names of the policies that :meth:`get` supports."""
@@ -80,6 +90,7 @@ class PolicyRouter(Policy):
         if name not in self._named:
             policy_class(name)
             self._named[name] = create_policy(name, self._context, {})
+            self._named[name].guard = self.guard
         return self._named[name]
 
     def reset(self, name: str, num_speculative_tokens: int, options: Mapping[str, Any]) -> None:
@@ -91,6 +102,7 @@ class PolicyRouter(Policy):
         context = replace(self._context, num_speculative_tokens=num_speculative_tokens)
         self.default = create_policy(name, context, options)
         self._context = context
+        self._begin_account()
         self.num_speculative_tokens = num_speculative_tokens
         self._named = {}
 
@@ -99,27 +111,52 @@ class PolicyRouter(Policy):
         return any(policy.uses_draft_signals() for policy, _ in self._parts)
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """Each policy decides for its own requests."""
-        return self._joined(requests, lambda policy, own: policy.draft_lengths(own), 0)
+        """Each policy decides for its own requests, and the guard for all of them."""
+        self._divide(requests)
+        if self._rests:
+            self.skip_drafts(requests)
+            return [0] * len(requests)
+        lengths = self._joined(requests, lambda policy, own: policy.draft_lengths(own), 0)
+        return self._affordable(lengths, [request.has_model for request in requests])
+
+    def _affordable(self, lengths: list[int], by_model: list[bool]) -> list[int]:
+        """What the guard leaves of draft lengths."""
+        alone = self._parts[0][0] if len(self._parts) == 1 else None
+        if self.guard is None or (alone is not None and alone.asks_guard):
+            return lengths
+        scored = any(policy.needs_companion for policy, _ in self._parts)
+        return self.guard.shortened(lengths, by_model, scored, self._context.drafts_trees)
 
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether any policy of the step does."""
         self._divide(requests)
-        self._looks = [
-            policy.looks_for_offers([requests[index] for index in indices])
-            for policy, indices in self._parts
-        ]
+        self._looks = [False] * len(self._parts)
+        if not self._rests:
+            self._looks = [
+                policy.looks_for_offers(_own(requests, indices)) for policy, indices in self._parts
+            ]
         return any(self._looks)
 
     def skip_drafts(self, requests: Sequence[RequestState]) -> None:
         """Each policy begins a step without drafts. The parts are those that were just asked."""
         for policy, indices in self._parts:
-            policy.skip_drafts([requests[index] for index in indices])
+            policy.skip_drafts(_own(requests, indices))
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """Each policy decides for its own requests."""
+        """Each policy decides for its own requests, and the guard for all of them."""
         nothing = DraftChoice(0, False)
-        return self._joined(requests, lambda policy, own: policy.plan_drafts(own), nothing)
+        self._divide(requests)
+        if self._rests:
+            self.skip_drafts(requests)
+            return [nothing] * len(requests)
+        choices = self._joined(requests, lambda policy, own: policy.plan_drafts(own), nothing)
+        if self.guard is not None:
+            self.guard.looked = not any(request.has_model for request in requests)
+        lengths = self._affordable(
+            [choice.length for choice in choices], [not choice.uses_offer for choice in choices]
+        )
+        pairs = zip(choices, lengths, strict=True)
+        return [choice._replace(length=length) for choice, length in pairs]
 
     def _divide(self, requests: Sequence[RequestState]) -> None:
         """Begin a step: divide the requests among the policies."""
@@ -131,18 +168,25 @@ class PolicyRouter(Policy):
         self._parts = [(self.get(name), indices) for name, indices in members.items()]
         self._wants_scores = [policy.uses_target_oracle for policy, _ in self._parts]
         self._size = len(requests)
+        if self.guard is not None:
+            self.guard.begin(requests)
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the step drafts nothing, so that its time can be compared with others."""
+        prices = any(policy.needs_latency for policy, _ in self._parts)
+        return self.guard is not None and self.guard.rests(prices)
 
     def _joined(
         self,
         requests: Sequence[RequestState],
-        decide: Callable[[Policy, list[RequestState]], list[Decision]],
+        decide: Callable[[Policy, Sequence[RequestState]], list[Decision]],
         initial: Decision,
     ) -> list[Decision]:
-        """Divide the requests among the policies, and join their decisions."""
-        self._divide(requests)
+        """Join the policies' decisions."""
         decisions = [initial] * len(requests)
         for policy, indices in self._parts:
-            part = decide(policy, [requests[index] for index in indices])
+            part = decide(policy, _own(requests, indices))
             for index, decision in zip(indices, part, strict=True):
                 decisions[index] = decision
         return decisions
@@ -154,10 +198,6 @@ class PolicyRouter(Policy):
     def reads_offers(self) -> bool:
         """Whether any policy of the step does."""
         return any(policy.reads_offers() for policy, _ in self._parts)
-
-    def draft_rule(self) -> DraftRule | None:
-        """The rule of the step's only policy; ``None`` if there are several."""
-        return self._parts[0][0].draft_rule() if len(self._parts) == 1 else None
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Each policy decides for its own requests."""
@@ -188,35 +228,31 @@ class PolicyRouter(Policy):
                 continues[active] = wanted.cpu()
         return continues
 
-    def is_reproducible(self, request: int) -> bool:
-        """The answer of the request's policy."""
-        policy, own = self._policy_of(request)
-        return policy.is_reproducible(own)
-
     def adds_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether any policy of the step does."""
         return self._any_wants(requests, lambda policy, own: policy.adds_offers(own))
 
     def looked_for_offers(self, seconds: float) -> None:
-        """Only the step's only policy learns from it."""
-        if len(self._parts) == 1:
+        """The guard learns from it, and the step's only policy."""
+        if self.guard is not None:
+            self.guard.looking_seconds = seconds
+        if len(self._parts) == 1 and not self._rests:
             self._parts[0][0].looked_for_offers(seconds)
-
-    def branches(self, requests: Sequence[RequestState]) -> bool:
-        """Whether any policy of the step wants trees: all drafts of a step have one shape."""
-        return self._any_wants(requests, lambda policy, own: policy.branches(own))
 
     def _any_wants(
         self,
         requests: Sequence[RequestState],
-        wants: Callable[[Policy, list[RequestState]], bool],
+        wants: Callable[[Policy, Sequence[RequestState]], bool],
     ) -> bool:
-        """Divide the requests among the policies, and ask each one."""
+        """Divide the requests among the policies, and ask each one.
+
+        A step that rests wants nothing.
+        """
         self._divide(requests)
+        if self._rests:
+            return False
         # Ask every policy, because some policies count their steps.
-        wanted = [
-            wants(policy, [requests[index] for index in indices]) for policy, indices in self._parts
-        ]
+        wanted = [wants(policy, _own(requests, indices)) for policy, indices in self._parts]
         return any(wanted)
 
     def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
@@ -224,22 +260,10 @@ class PolicyRouter(Policy):
         most = [0] * len(requests)
         for (policy, indices), looks in zip(self._parts, self._looks, strict=True):
             if looks:
-                own = policy.max_tree_nodes([requests[index] for index in indices])
+                own = policy.max_tree_nodes(_own(requests, indices))
                 for index, number in zip(indices, own, strict=True):
                     most[index] = number
-        return most
-
-    def least_node_value(self, request: int, num_nodes: int) -> float:
-        """The answer of the request's policy."""
-        policy, own = self._policy_of(request)
-        return policy.least_node_value(own, num_nodes)
-
-    def _policy_of(self, request: int) -> tuple[Policy, int]:
-        """The policy of a request, and the request's index among its own."""
-        for policy, indices in self._parts:
-            if request in indices:
-                return policy, indices.index(request)
-        raise IndexError(request)
+        return self._affordable(most, [request.has_model for request in requests])
 
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
         """Each policy decides for its own requests."""
@@ -265,6 +289,8 @@ class PolicyRouter(Policy):
         """Whether any policy of the step wants the companion."""
         # Call every policy, because some policies count their steps.
         self._wants_scores = [policy.wants_companion() for policy, _ in self._parts]
+        if self.guard is not None:
+            self.guard.scored = any(self._wants_scores)
         return any(self._wants_scores)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
@@ -275,8 +301,7 @@ class PolicyRouter(Policy):
             )
         lengths = [0] * self._size
         num_own = [0] * self._size
-        nodes: list[tuple[int, ...]] = [()] * self._size
-        replaces = chooses_nodes = False
+        replaces = False
         tokens = draft.tokens.clone()
         proposals = None if draft.probs is None else draft.probs.clone()
         for (policy, indices), wants_scores in zip(self._parts, self._wants_scores, strict=True):
@@ -291,27 +316,25 @@ class PolicyRouter(Policy):
                 )
             plan = policy.select(part, scores)
             replaces |= plan.num_own is not None
-            chooses_nodes |= plan.nodes is not None
             tokens[index, : plan.tokens.shape[1]] = plan.tokens
-            own = plan.filtered().proposals
+            own = plan.proposals
             if proposals is not None and own is not None:
                 proposals[index, : own.shape[1]] = own
             for at, request in enumerate(indices):
                 lengths[request] = plan.lengths[at]
                 num_own[request] = plan.lengths[at] if plan.num_own is None else plan.num_own[at]
-                first = tuple(range(plan.lengths[at]))
-                nodes[request] = first if plan.nodes is None else plan.nodes[at]
         # Copied tokens are verified as such only if it is known that none was replaced.
         return Plan(
             tokens,
             tuple(lengths),
             proposals,
             tuple(num_own) if replaces else None,
-            nodes=tuple(nodes) if chooses_nodes else None,
         )
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Each policy learns from its own requests."""
+        """The guard learns from the step, and each policy from its own requests."""
+        if self.guard is not None:
+            self.guard.observe(outcome, times)
         if len(self._parts) == 1:
             self._parts[0][0].observe(outcome, times)
             return
@@ -340,6 +363,13 @@ class PolicyRouter(Policy):
             policy.forget(request_ids)
 
 
+def _own(requests: Sequence[RequestState], indices: Sequence[int]) -> Sequence[RequestState]:
+    """The requests of one policy."""
+    if len(indices) == len(requests):
+        return requests
+    return [requests[index] for index in indices]
+
+
 def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -> Draft:
     """The draft of some requests, with its own storage."""
     signals, rows = draft.signals if uses_signals else None, index.cpu()
@@ -355,8 +385,4 @@ def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -
         else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),
         None if draft.is_one_hot is None else tuple(draft.is_one_hot[i] for i in indices),
         None if draft.parents is None else draft.parents[index],
-        tree_probs=None if draft.tree_probs is None else draft.tree_probs.of_requests(indices),
-        tree_signals=None
-        if draft.tree_signals is None
-        else draft.tree_signals.of_requests(indices),
     )

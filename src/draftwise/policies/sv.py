@@ -2,404 +2,267 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
-from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan
+from draftwise.core.types import StepTimes as MeasuredTimes
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
-from draftwise.policies.adaptive import Adaptive, calibration_error
-from draftwise.policies.base import DraftChoice, PolicyContext, Signal
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.filtering import Floats, Integers, keep_likely
+from draftwise.policies.guard import Booleans, bucket_key
 from draftwise.policies.inputs import RequestState
-from draftwise.policies.priced import Floats
-from draftwise.policies.scored_trees import ScoredTrees
+from draftwise.policies.price import Adaptive, Choice, Copies
+from draftwise.policies.step_times import SCORED
 
-# Number of scored steps at a batch size before the mean net gain decides whether the companion
-# scores. The mean of fewer steps is mostly noise.
-_NUM_INITIAL_TRIALS = 6
-# Number of steps without the companion after its mean net gain was not positive: the first and the
-# longest pause. Pauses double, so that repeated trials of a companion without benefit cost little.
-_MIN_PAUSE, _MAX_PAUSE = 16, 512
-# While the mean net gain is positive, one step in this many runs without the companion. Its time
-# shows how much time the companion adds to the other steps.
-_UNSCORED_EVERY = 8
-# Minimum weight of a new net gain in the running mean, so that the mean follows the workload.
-_MIN_GAIN_WEIGHT = 0.1
-# Minimum total weight of the timed steps with the companion, and of those without it, before their
-# times are compared. The times of fewer steps are mostly noise.
-_MIN_TIMED_STEPS = 12
-# Weight of a timed step relative to the step after it, so that the means follow the machine.
-_TIME_FORGETTING = 0.99
-# A time ratio above this multiple of the mean is clipped, because a pause of the machine is not a
-# property of the companion.
-_MAX_RATIO_TO_MEAN = 3.0
-# Weight of a step in the mean number of nodes that a step verifies.
-_NODES_WEIGHT = 0.1
+# Weight of a scored step in the mean shares of tokens that are kept.
+_WEIGHT = 0.1
+# Scored steps of a length before its own shares are used in place of the nearest length's.
+_FEW_STEPS = 3
 
 
-class _TreesWorth(NamedTuple):
-    """What tokens and time were worth in a step with scored trees.
+class _Kept(NamedTuple):
+    """What the selection by scores keeps of a draft, on average over scored steps.
 
     Attributes:
-        price: what a verified node costs, in tokens.
-        goodput: tokens per second.
-        num_read: number of nodes that the companion read.
+        verified: share of the drafted tokens.
+        accepted: share of the tokens that would be accepted.
+        num_steps: number of scored steps.
     """
 
-    price: float
-    goodput: float
-    num_read: int
-
-
-class _MeanRatio:
-    """Mean ratio of observed to expected step time, with forgetting; 1 without observations."""
-
-    def __init__(self) -> None:
-        self.weight = 0.0
-        self.value = 1.0
-
-    def observe(self, ratio: float) -> None:
-        """Add the ratio of one step."""
-        if self.weight >= 1:
-            ratio = min(ratio, _MAX_RATIO_TO_MEAN * self.value)
-        self.weight = _TIME_FORGETTING * self.weight + 1
-        self.value += (ratio - self.value) / self.weight
-
-
-class _CompanionValue:
-    """Estimates at one batch size whether the companion's scores are worth the cost of its pass.
-
-    The companion scores a few steps as initial trials. While its mean net gain is positive, it then
-    scores all steps except a few. Otherwise it pauses, and one more trial follows each pause. The
-    pauses double until the mean net gain is positive again.
-
-    Attributes:
-        net_gain: mean net gain of a scored step, in tokens: the tokens that the scores gain minus
-            their cost.
-    """
-
-    def __init__(self) -> None:
-        self.net_gain = 0.0
-        self._count = 0
-        self._pause = _MIN_PAUSE
-        self._skip_steps = 0
-        self._steps_in_use = 0
-        self._times = {False: _MeanRatio(), True: _MeanRatio()}
-
-    def scores_step(self) -> bool:
-        """Whether the companion scores this step. Call it once per step."""
-        if self._skip_steps:
-            self._skip_steps -= 1
-            return False
-        if self._count < _NUM_INITIAL_TRIALS or self.net_gain <= 0:
-            return True
-        self._steps_in_use += 1
-        return self._steps_in_use % _UNSCORED_EVERY != 0
-
-    def observe(self, net_gain: float) -> None:
-        """Add the net gain of a scored step, in tokens."""
-        self._count += 1
-        self.net_gain += max(_MIN_GAIN_WEIGHT, 1 / self._count) * (net_gain - self.net_gain)
-        if self._count < _NUM_INITIAL_TRIALS:
-            return
-        if self.net_gain > 0:
-            self._pause = _MIN_PAUSE
-        else:
-            self._skip_steps = self._pause
-            self._pause = min(2 * self._pause, _MAX_PAUSE)
-
-    def observe_time(self, scored: bool, ratio: float) -> None:
-        """Add the time of a step.
-
-        Args:
-            scored: whether the companion scored the step.
-            ratio: observed divided by expected step time.
-        """
-        self._times[scored].observe(ratio)
-
-    @property
-    def extra_time(self) -> float | None:
-        """Time that the companion adds to a step, as a fraction of the expected step time.
-
-        ``None`` until enough steps of both kinds have been timed.
-        """
-        if min(times.weight for times in self._times.values()) < _MIN_TIMED_STEPS:
-            return None
-        return self._times[True].value - self._times[False].value
+    verified: float
+    accepted: float
+    num_steps: int
 
 
 class SpeculativeVerification(Adaptive):
     """Selects tokens by S, A and the draft's own signals, with filtered proposals.
 
-    It works like ``adaptive``. In a step that the companion scores, the acceptance estimate is
-    P_i = P(accept | S_i, A_i, H_i, q_i(x_i), history, i). The companion scores the whole draft in
-    one pass after drafting. It scores only while its scores improve the selection by more than they
-    cost. Gain and cost are tracked per batch size. The cost is the additional time of steps with
-    the companion: its pass, minus the verification that its scores save. Until steps with and
-    without the companion have been timed, the cost is computed from the latency model. Whether the
-    companion scores a step is decided before the step's draft.
+    It works like ``adaptive``, with further choices: that the companion scores a draft of each
+    length. In a step that it scores, the acceptance estimate is P_i = P(accept | S_i, A_i, H_i,
+    q_i(x_i), history, i), and a token is verified if Π_{j≤i} P_j reaches the price of a verified
+    token. What such steps keep, and what they take, is measured like the other choices. At first
+    the scores are taken to be perfect, so they are tried. Whether the companion scores a step is
+    decided before the step's draft.
 
     The published method selects tokens over the whole batch by S and A of the drawn token. This
     biases the output. Here the same signals are compared with a threshold that is known before the
-    step, and the comparison is made for every token of the vocabulary. Of token trees, S and A of
-    each node select the nodes; see :class:`draftwise.policies.scored_trees.ScoredTrees`.
+    step, and the comparison is made for every token of the vocabulary.
     """
 
     name = "sv"
     summary = "as adaptive, and a companion scores the draft while this increases goodput"
     source = "Speculative Verification, made lossless"
+    signals = Adaptive.signals | {
+        Signal.OVERLAP,
+        Signal.AGREEMENT,
+        Signal.ENTROPY,
+        Signal.TOKEN_PROBABILITY,
+        Signal.POSITION,
+    }
+    filters = True
     scores_offers = False
-    signals = Adaptive.signals | {Signal.OVERLAP, Signal.AGREEMENT}
 
-    def __init__(self, context: PolicyContext, **options: float) -> None:
+    def __init__(self, context: PolicyContext) -> None:
         """Set up.
 
         Args:
             context: see :class:`PolicyContext`; a latency model is required. Without a companion
                 the policy behaves like ``adaptive``.
-            options: fields of :class:`draftwise.policies.pricing_options.PricingOptions`.
         """
-        super().__init__(context, **options)
+        super().__init__(context)
         self.combined = ModelPair.of(Inputs.COMBINED, context.parameters)
-        self._companion_values: dict[tuple[bool, int], _CompanionValue] = {}
         self._has_companion = context.has_companion
-        self._scores_step = False
-        self._scored_acceptance: Floats | None = None
-        # Whether the companion scores the coming step's trees, or has scored the current ones.
-        self._scores_trees = False
-        self._scored_trees = ScoredTrees()
-        # Number of nodes of each tree that would be verified without scores.
-        self._planned: list[int] = []
-        self._trees_worth: _TreesWorth | None = None
-        self._usual_nodes = 0.0
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._scored: tuple[Draft, CompanionScores, Floats] | None = None
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """As ``adaptive``. Also decides whether the companion scores the step's draft."""
-        self._scored_acceptance, self._scores_trees = None, False
-        lengths = super().draft_lengths(requests)
-        self._scores_step = (
-            self._has_companion
-            and any(lengths)
-            and self._companion_value(len(requests)).scores_step()
-        )
-        self._uses_signals |= self._scores_step
-        return lengths
+    def _begin(self, requests: Sequence[RequestState]) -> None:
+        super()._begin(requests)
+        self._scored = None
+        self._greedy = np.array([request.greedy for request in requests], dtype=bool)
+        self._history = np.array([request.history for request in requests])
 
-    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """As ``adaptive``. The companion scores a step only if the draft model drafts in it."""
-        self._scored_acceptance, self._scores_step = None, False
-        choices = super().plan_drafts(requests)
-        self._scores_step &= not all(choice.uses_offer for choice in choices)
-        self._scores_trees &= self._grows_trees
-        if not self._scores_trees:
-            return choices
-        self._planned = [choice.length for choice in choices]
-        return [DraftChoice(request.draft_limit, True) for request in requests]
+    def _drafts(self, copies: Copies) -> list[Choice]:
+        """The choices of ``adaptive``, and each of them with scores."""
+        plain = super()._drafts(copies)
+        if not self._has_companion:
+            return plain
+        return [*plain, *map(self._with_scores, plain)]
 
-    def branches(self, requests: Sequence[RequestState]) -> bool:
-        """As ``adaptive``."""
-        self._scores_trees = False
-        return super().branches(requests)
+    def _with_scores(self, choice: Choice) -> Choice:
+        """A choice in which the companion scores what the model drafts."""
+        size, drafted = len(self._requests), np.where(choice.by_model, choice.lengths, 0)
+        gained = np.concatenate([[0.0], self.survival().cumsum()])[drafted]
+        kept = self._usually_kept(choice.kind, gained.sum() / drafted.sum())
+        rows = size + int(choice.lengths.sum() - (1 - kept.verified) * drafted.sum())
+        tokens = choice.tokens - (1 - kept.accepted) * float(gained.sum())
+        computed = self._costs.computed_work(rows, drafted, int(drafted.sum()))
+        return choice._replace(kind=SCORED + choice.kind, tokens=tokens, computed=computed)
 
-    def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
-        """As ``adaptive``. Also decides whether the companion scores the step's trees."""
-        self._scores_step = False
-        self._scores_trees = (
-            self._has_companion
-            and self._grows_trees
-            and bool(requests)
-            and self._companion_value(len(requests), trees=True).scores_step()
-        )
-        return super().max_tree_nodes(requests)
+    def _usually_kept(self, length: int, accepted: float) -> _Kept:
+        """What scores keep of drafts of a length: as measured, or what perfect scores would."""
+        bucket = bucket_key(len(self._requests))
+        own = self._kept.get((bucket, length))
+        if own is not None and own.num_steps >= _FEW_STEPS:
+            return own
+        others = [other for size, other in self._kept if size == bucket and other != length]
+        if others:
+            near = min(others, key=lambda other: abs(other - length))
+            return self._kept[bucket, near]
+        return own or _Kept(accepted, 1.0, 0)
 
-    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
-        """Begin a step that is only timed."""
-        super().skip_drafts(requests)
-        self._scores_step = self._scores_trees = False
-
-    def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Update prices, acceptance estimates and the companion's cost."""
-        super().observe(outcome, times)
-        self._observe_trees(outcome, times)
-        if self._draft is None or not any(outcome.num_drafted):
-            return
-        expected = self.prices.expected_seconds
-        if expected and times.is_typical and self._is_priced:
-            self._companion_value(len(self._requests)).observe_time(
-                self._companion_scores is not None, times.total / expected
-            )
-
-    def _observe_trees(self, outcome: Outcome, times: StepTimes) -> None:
-        """Learn from scored trees, and compare what the scores gained with what they cost."""
-        count = len(outcome.num_verified)
-        if self._grows_trees and count:
-            nodes = sum(outcome.num_verified) / count
-            self._usual_nodes += _NODES_WEIGHT * (nodes - self._usual_nodes)
-        worth, self._trees_worth = self._trees_worth, None
-        self._scores_trees = False
-        if worth is None:
-            return
-        trees = self._scored_trees
-        trees.learn(outcome)
-        if trees.explores:
-            return
-        gain = trees.gained + worth.price * trees.num_dropped
-        # On a GPU the selection waits for the companion's pass.
-        seconds = times.companion + times.select
-        if not times.is_typical:
-            seconds = self.prices.companion_seconds(worth.num_read)
-        self._companion_value(count, trees=True).observe(gain - seconds * worth.goodput)
-
-    def _begin_step(self, requests: Sequence[RequestState]) -> None:
-        """Discard the state of the last step."""
-        super()._begin_step(requests)
-        self._trees_worth = None
-        self._scored_trees.begin_step()
+    def uses_draft_signals(self) -> bool:
+        """Whether the companion scores this step."""
+        return self.wants_companion()
 
     def wants_companion(self) -> bool:
         """Whether the companion scores this step's draft."""
-        return self._scores_step or self._scores_trees
+        return self._choice.kind >= SCORED
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
-        """Select the tokens whose probability to be accepted reaches the threshold."""
-        if draft.parents is not None:
-            return self._select_nodes(draft, companion_scores)
-        if companion_scores is None:
-            return super().select(draft, None)
-        self._draft, self._companion_scores = draft, companion_scores
-        expected = self._scored_acceptance = self._acceptance_of(draft, companion_scores)
-        plan = self.select_scored(draft, companion_scores, expected)
-        self._update_companion_value(draft, expected)
+        """Select the tokens whose probability to be accepted reaches the price."""
+        if companion_scores is None or not self.wants_companion():
+            return Plan(draft.tokens, draft.lengths, draft.probs)
+        expected = self._acceptance_of(draft, companion_scores)
+        self._scored = draft, companion_scores, expected
+        # Copied tokens were selected before.
+        thresholds = np.where(self._choice.by_model, self._row_price, 0.0)
+        plan = self._keep(draft, companion_scores, expected, thresholds)
+        self._learn_shares(draft, expected, plan)
         return plan
 
-    def _select_nodes(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
-        """Select the nodes of token trees that are worth their price."""
-        plan = super().select(draft, None)
-        if not self._scores_trees:
-            return plan
-        if companion_scores is None:
-            # Without scores, a tree that was not drawn has more nodes than are worth verifying.
-            lengths = tuple(
-                own if draft.is_drawn_tree(index) else planned
-                for index, (own, planned) in enumerate(
-                    zip(draft.lengths, self._planned, strict=True)
-                )
-            )
-            return Plan(draft.tokens, lengths, draft.probs)
-        price = self._node_price(len(draft.lengths))
-        nodes = self._scored_trees.select(draft, companion_scores, self._planned, price)
-        goodput = self.offers.goodput(len(draft.lengths), self._num_context_tokens)
-        self._trees_worth = _TreesWorth(price, goodput, companion_scores.num_read or 0)
-        lengths = tuple(len(own) for own in nodes)
-        return Plan(draft.tokens, lengths, draft.probs, nodes=nodes)
-
-    def _node_price(self, num_requests: int) -> float:
-        """Probability to be accepted at which a scored node is worth verifying.
-
-        It is the price at the usual number of nodes of earlier steps, as it must not depend on what
-        was drawn in this one.
-        """
-        return self.least_node_value(0, round(self._usual_nodes * num_requests))
-
-    def select_scored(
-        self, draft: Draft, companion_scores: CompanionScores, expected: Floats
+    def _keep(
+        self, draft: Draft, companion_scores: CompanionScores, expected: Floats, thresholds: Floats
     ) -> Plan:
-        """Select the tokens to verify in a scored draft.
+        """Select tokens to verify in a scored draft.
 
         Args:
             draft: the draft, with signals.
             companion_scores: the companion's scores of the draft.
             expected: ``[batch, num_tokens]`` acceptance estimates of the drawn tokens.
+            thresholds: ``[batch]`` minimum probability to be accepted, known before the step.
         """
-        score = self.scorer(self.combined[False])
-        return self.keep_likely(
-            draft, companion_scores, expected, score, self.verification_threshold
+        return keep_likely(
+            draft, companion_scores, expected, self._log_odds, thresholds, self._greedy
         )
 
-    @property
-    def verification_threshold(self) -> float:
-        """Minimum probability at which a scored token is verified.
-
-        This is the threshold of the operating point. If the operating point verifies all drafted
-        tokens, it is the price of verifying one more token.
-        """
-        return self.filter_threshold or self._price.verify
-
-    @property
-    def acceptance_estimate(self) -> Floats:
-        """``[batch, γ]``, from the companion's scores in a step that it scored."""
-        return self._expected if self._scored_acceptance is None else self._scored_acceptance
-
-    def learn(
+    def _log_odds(
         self,
-        signals: Signals,
-        greedy: NDArray[np.bool_],
-        acceptance: Floats,
-        reach_probability: Floats,
-    ) -> None:
-        """Update the acceptance models; the combined model only if the companion scored."""
-        super().learn(signals, greedy, acceptance, reach_probability)
-        if self._companion_scores is not None:
-            self.combined.observe(signals, greedy, acceptance, reach_probability)
-
-    @property
-    def calibration_error(self) -> float | None:
-        """Error of the estimate from all signals.
-
-        While the companion has scored few tokens, this is the error of the estimate from the
-        draft's own signals.
-        """
-        combined = calibration_error(self.combined)
-        return super().calibration_error if combined is None else combined
+        draft: Draft,
+        companion_scores: CompanionScores | None,
+        rows: Integers,
+        places: Integers,
+    ) -> Tensor:
+        """``[n, vocab]`` the estimate for every token at some positions."""
+        assert draft.signals is not None
+        assert companion_scores is not None
+        device = draft.tokens.device
+        at = torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device)
+        return self.combined[False].log_odds_over_vocabulary(
+            draft.signals.draft_probs[at],
+            draft.signals.entropy[at],
+            torch.from_numpy(self._history[rows]).float().to(device),
+            at[1],
+            companion_scores.probs[at],
+        )
 
     def _acceptance_of(self, draft: Draft, companion_scores: CompanionScores) -> Floats:
         """``[batch, num_tokens]`` acceptance estimates of the drawn tokens from all signals."""
-        lengths = np.asarray(draft.lengths)
-        rows, places = np.nonzero(np.arange(draft.tokens.shape[1]) < lengths[:, None])
-        signals = self.signals_of(draft, companion_scores, rows, places)
         expected = np.zeros(draft.tokens.shape)
+        rows, places = np.nonzero(self._drafted(draft))
+        signals = self._signals_of(draft, companion_scores, rows, places)
         expected[rows, places] = self.combined.predict(signals, self._greedy[rows])
         return expected
 
-    def _companion_value(self, num_requests: int, trees: bool = False) -> _CompanionValue:
-        """The companion's value at about a batch size: four values per doubling.
+    def _drafted(self, draft: Draft) -> Booleans:
+        """``[batch, num_tokens]`` which tokens the model drafted."""
+        drafted = np.arange(draft.tokens.shape[1]) < np.asarray(draft.lengths)[:, None]
+        return drafted & self._choice.by_model[:, None]
 
-        Args:
-            num_requests: number of requests that gain tokens in the step.
-            trees: whether it scores token trees.
-        """
-        return self._companion_values.setdefault(
-            (trees, round(4 * math.log2(max(num_requests, 1)))), _CompanionValue()
+    def _signals_of(
+        self, draft: Draft, companion_scores: CompanionScores, rows: Integers, places: Integers
+    ) -> Signals:
+        """Signals of the drafted tokens at ``[n]`` positions of ``[n]`` requests."""
+        assert draft.signals is not None
+
+        def selected(values: Tensor) -> Floats:
+            entries: Floats = values.cpu().double().numpy()[rows, places]
+            return entries
+
+        return Signals(
+            token_prob=selected(draft.signals.token_probs),
+            entropy=selected(draft.signals.entropy),
+            history=self._history[rows],
+            position=places.astype(np.float64),
+            overlap=selected(companion_scores.overlap),
+            agreement=selected(companion_scores.agreement),
         )
 
-    def _update_companion_value(self, draft: Draft, expected: Floats) -> None:
-        """Record the net gain of a scored step.
-
-        The gain is the number of accepted tokens that the selection by all signals adds to the
-        selection by the draft's own signals. Both selections are evaluated with the acceptance
-        estimates from all signals. The cost is subtracted from it.
-        """
-        price, value = self.verification_threshold, self._companion_value(len(self._requests))
-        width = draft.tokens.shape[1]
-        drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
-        # Offered tokens are verified either way.
-        drafted &= ~self._is_offered[:, None]
-        prefix_acceptance_prob = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
-        free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
-        with_scores = (prefix_acceptance_prob >= price) & drafted
-        without_scores = drafted & (free >= self.filter_threshold)
-        more_kept = float(
-            prefix_acceptance_prob[with_scores].sum() - prefix_acceptance_prob[without_scores].sum()
+    def _learn_shares(self, draft: Draft, expected: Floats, plan: Plan) -> None:
+        """Learn what the selection kept."""
+        drafted = self._drafted(draft)
+        reach = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
+        verified = drafted & (np.arange(drafted.shape[1]) < np.asarray(plan.lengths)[:, None])
+        key = bucket_key(len(self._requests)), self._choice.kind - SCORED
+        old = self._kept.get(key, _Kept(0.0, 0.0, 0))
+        weight = max(_WEIGHT, 1 / (old.num_steps + 1))
+        self._kept[key] = _Kept(
+            old.verified + weight * (verified.sum() / drafted.sum() - old.verified),
+            old.accepted + weight * (reach[verified].sum() / reach.sum() - old.accepted),
+            old.num_steps + 1,
         )
-        if value.extra_time is not None and self.prices.expected_seconds:
-            tokens_per_step = self._price.goodput * self.prices.expected_seconds
-            cost = value.extra_time * tokens_per_step
-        else:
-            more_verified = int(with_scores.sum()) - int(without_scores.sum())
-            cost = self.prices.companion_price(self._price, sum(draft.lengths))
-            cost += price * more_verified
-        value.observe(more_kept - cost)
+
+    def observe(self, outcome: Outcome, times: MeasuredTimes) -> None:
+        """Learn as ``adaptive``, and the acceptance estimate from scored steps."""
+        super().observe(outcome, times)
+        known = self._known_tokens(outcome)
+        if known is not None:
+            self.combined.observe(*known)
+
+    def _known_tokens(self, outcome: Outcome) -> tuple[Signals, Booleans, Floats, Floats] | None:
+        """What a scored step tells of acceptance, by token.
+
+        ``None`` if the companion did not score the step, or the target verified no draft.
+
+        Returns:
+            Signals, whether the request is greedy, the acceptance, and the probability that all
+            tokens before it are accepted.
+        """
+        if self._scored is None or outcome.acceptance is None:
+            return None
+        draft, companion_scores, _ = self._scored
+        acceptance = outcome.acceptance.cpu().double().numpy()
+        known = np.arange(acceptance.shape[1]) < np.asarray(outcome.known_lengths)[:, None]
+        known &= self._choice.by_model[:, None]
+        known[list(outcome.failed)] = False
+        if not known.any():
+            return None
+        reach = np.cumprod(np.where(known, acceptance, 0.0), axis=1)
+        before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)
+        rows, places = np.nonzero(known)
+        signals = self._signals_of(draft, companion_scores, rows, places)
+        return signals, self._greedy[rows], acceptance[known], before[known]
+
+    def _probabilities(self, outcome: Outcome, kept: Floats) -> tuple[Floats, Booleans]:
+        """As ``adaptive``, and the estimates of tokens that the selection dropped.
+
+        Verified tokens alone are biased: they were selected because their estimates were high.
+        """
+        if self._scored is None:
+            return super()._probabilities(outcome, kept)
+        draft, _, expected = self._scored
+        num_verified = np.asarray(outcome.known_lengths)[:, None]
+        places = np.arange(expected.shape[1])
+        last = np.concatenate([np.ones((len(kept), 1)), kept], axis=1)
+        last = np.take_along_axis(last, np.minimum(num_verified, kept.shape[1]), axis=1)
+        dropped = places >= num_verified
+        tail = np.cumprod(np.where(dropped, expected, 1.0), axis=1) * last
+        width = expected.shape[1]
+        known = np.zeros((len(kept), width))
+        known[:, : kept.shape[1]] = kept[:, :width]
+        return np.where(dropped, tail, known), self._drafted(draft)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from draftwise.core.types import CompanionScores, Draft, Plan
-from draftwise.estimators.combined import Inputs, Signals
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan
+from draftwise.core.types import StepTimes as MeasuredTimes
+from draftwise.estimators.combined import Inputs
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import PolicyContext
-from draftwise.policies.priced import Floats
+from draftwise.policies.filtering import Floats
 from draftwise.policies.sv import SpeculativeVerification
 
 
@@ -26,54 +26,39 @@ class PredictableVerification(SpeculativeVerification):
     source = "Speculative Verification, made lossless by predictable cuts"
     filters = False
 
-    def __init__(self, context: PolicyContext, **options: float) -> None:
+    def __init__(self, context: PolicyContext) -> None:
         """Set up.
 
         Args:
             context: see :class:`PolicyContext`; a latency model is required.
-            options: fields of :class:`draftwise.policies.pricing_options.PricingOptions`.
         """
-        super().__init__(context, **options)
+        super().__init__(context)
         self.predictable = ModelPair.of(Inputs.PREDICTABLE, context.parameters)
 
-    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
-        """Cut where the next position costs more than it gains. Without scores, verify all."""
-        if companion_scores is not None or draft.parents is not None:
-            return super().select(draft, companion_scores)
-        self._draft, self._companion_scores = draft, None
-        return Plan(draft.tokens, draft.lengths, draft.probs)
-
-    def select_scored(
-        self, draft: Draft, companion_scores: CompanionScores, expected: Floats
+    def _keep(
+        self, draft: Draft, companion_scores: CompanionScores, expected: Floats, thresholds: Floats
     ) -> Plan:
         """Cut each request before the first position that costs more than it gains."""
-        lengths = np.asarray(draft.lengths)
-        drafted = np.arange(draft.tokens.shape[1]) < lengths[:, None]
+        drafted = self._drafted(draft)
         rows, places = np.nonzero(drafted)
-        signals = self.signals_of(draft, companion_scores, rows, places)
+        signals = self._signals_of(draft, companion_scores, rows, places)
         next_acceptance = np.zeros(draft.tokens.shape)
         next_acceptance[rows, places] = self.predictable.predict(signals, self._greedy[rows])
         before = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
-        before = np.concatenate([np.ones((len(lengths), 1)), before[:, :-1]], axis=1)
-        is_verified = (before * next_acceptance >= self.verification_threshold) & drafted
-        # What is certain to be drafted was chosen before, and is verified.
-        is_verified[self._is_offered] = drafted[self._is_offered]
-        if self._explorer is not None:
-            is_verified[self._explorer] = drafted[self._explorer]
+        before = np.concatenate([np.ones((len(before), 1)), before[:, :-1]], axis=1)
+        is_verified = (before * next_acceptance >= thresholds[:, None]) & drafted
+        # Copied tokens were selected before.
+        copied = ~self._choice.by_model
+        is_verified[copied] = np.arange(drafted.shape[1]) < np.asarray(draft.lengths)[copied, None]
         kept = np.cumprod(is_verified, axis=1).sum(axis=1).astype(int).tolist()
         if draft.probs is not None:
             for row, length in enumerate(kept):
                 draft.probs[row, length:] = 0.0
         return Plan(draft.tokens, tuple(kept), draft.probs)
 
-    def learn(
-        self,
-        signals: Signals,
-        greedy: NDArray[np.bool_],
-        acceptance: Floats,
-        reach_probability: Floats,
-    ) -> None:
+    def observe(self, outcome: Outcome, times: MeasuredTimes) -> None:
         """Update all acceptance models from the step."""
-        super().learn(signals, greedy, acceptance, reach_probability)
-        if self._companion_scores is not None:
-            self.predictable.observe(signals, greedy, acceptance, reach_probability)
+        super().observe(outcome, times)
+        known = self._known_tokens(outcome)
+        if known is not None:
+            self.predictable.observe(*known)

@@ -271,7 +271,6 @@ class PassTimer:
                 token_history=None,
                 uniforms=step_uniforms(list(range(num_requests)), contexts, self._num_drafted),
                 lenience=[1.0] * num_requests,
-                expected_remaining=[0.0] * num_requests,
             )
         return self._batches[key]
 

@@ -178,15 +178,14 @@ class EngineLoad:
         num_waiting: number of waiting requests.
         cache_usage: fraction of the KV cache that is reserved for requests.
         lenience: current lenience.
-        calibration_error: calibration error of the policy's acceptance estimates; ``None`` if it
-            makes none.
+        guard_balance: steps without drafts that later drafts may cost; ``None`` without a guard.
     """
 
     num_running: int
     num_waiting: int
     cache_usage: float
     lenience: float
-    calibration_error: float | None
+    guard_balance: float | None
 
 
 @dataclass(slots=True)

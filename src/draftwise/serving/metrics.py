@@ -42,7 +42,7 @@ _GAUGES = {
     "vllm:num_requests_waiting": "Number of waiting requests.",
     "vllm:kv_cache_usage_perc": "Fraction of the KV cache that is reserved for requests, 0 to 1.",
     "draftwise:lenience": "Current lenience; with values below 1 answers are not lossless.",
-    "draftwise:calibration_error": "Calibration error of the acceptance estimates, 0 to 1.",
+    "draftwise:guard_balance_steps": "Steps without drafts that later drafts may cost, up to 16.",
     "draftwise:engine_up": "1 if the engine responds, otherwise 0.",
 }
 
@@ -216,7 +216,7 @@ class Metrics:
             "vllm:num_requests_waiting": load.num_waiting,
             "vllm:kv_cache_usage_perc": load.cache_usage,
             "draftwise:lenience": load.lenience,
-            "draftwise:calibration_error": load.calibration_error,
+            "draftwise:guard_balance_steps": load.guard_balance,
         }.items():
             if value is not None:
                 self._gauges[name].set(value)

@@ -219,7 +219,9 @@ class StatisticsState(BaseModel):
     num_waiting: int
     cache_usage: float
     lenience: float | None
-    calibration_error: float | None
+    guard_balance: float | None = Field(
+        description="Steps without drafts that later drafts may cost, at most 16."
+    )
     prefix_cache_hit_rate: float | None = Field(
         description="Share of the last half minute's prompt tokens found in the prefix cache."
     )

@@ -60,7 +60,7 @@ class Statistics:
             "num_waiting": 0 if load is None else load.num_waiting,
             "cache_usage": 0.0 if load is None else load.cache_usage,
             "lenience": None if load is None else load.lenience,
-            "calibration_error": None if load is None else load.calibration_error,
+            "guard_balance": None if load is None else load.guard_balance,
             "prefix_cache_hit_rate": found / looked_up if looked_up else None,
             "goodput": num_tokens / min(_WINDOW_SECONDS, now - self._started),
             "step_seconds": whole / len(last) if last else None,

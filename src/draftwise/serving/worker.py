@@ -240,7 +240,6 @@ class EngineWorker:
                 command.prompt_ids,
                 command.params,
                 command.speculation,
-                others_follow=True,
             )
         except Exception as error:
             # The request was not queued, so the error does not affect other requests.
@@ -351,7 +350,7 @@ class EngineWorker:
             engine.num_waiting,
             engine.cache_usage,
             engine.lenience,
-            engine.policies.default.calibration_error,
+            engine.guard_balance,
         )
 
 

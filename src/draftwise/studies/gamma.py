@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftwise.benchmark.style import look
-from draftwise.core.goodput import advised_draft_length, expected_accepted
+from draftwise.core.draft_length import advised_draft_length, expected_accepted
 from draftwise.studies.drawing import count_on, panels, styled
 from draftwise.studies.study import LAW, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary

@@ -17,7 +17,7 @@ from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.llm import LLM
 from draftwise.policies.base import Policy
 from draftwise.policies.inputs import DraftPosition, RequestState
-from draftwise.policies.priced import PricedPolicy
+from draftwise.policies.oracle import Oracle
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -89,16 +89,8 @@ def record(llm: LLM) -> Script:
     """
     engine, script = llm.engine, Script()
     policy = engine.policies.default
-    assert isinstance(policy, PricedPolicy)
-    engine.latency = None
-    prices, learn = policy.prices, policy.prices.observe
-
-    def as_expected(
-        seconds: float, num_drafted: Sequence[int], num_verified: Sequence[int]
-    ) -> None:
-        learn(prices.work_seconds(num_drafted, num_verified), num_drafted, num_verified)
-
-    prices.observe = as_expected  # type: ignore[method-assign]
+    assert isinstance(policy, Oracle)
+    engine.latency = engine.policies.guard = policy.guard = None
     select = policy.select
 
     def recorded(draft: Draft, companion_scores: CompanionScores | None) -> Plan:

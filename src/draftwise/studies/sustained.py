@@ -215,7 +215,7 @@ class Contender:
         if self.num_added < self.batch_size:
             ends = -(-params.max_tokens * (self.num_added + 1) // self.batch_size)
             params = replace(params, max_tokens=ends)
-        request = self.llm.engine.add(None, list(ids), params, others_follow=True)
+        request = self.llm.engine.add(None, list(ids), params)
         self.running[request.request_id] = request
         self.num_added += 1
 
@@ -240,6 +240,7 @@ def contender(
     own = replace(
         speculation,
         policy=policy,
+        guard=False,
         companion=speculation.companion if needs.uses_companion() else None,
         profile=speculation.profile if policy in USING_A_PROFILE else None,
     )

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _NODES = 16
 _TREE = f"{_NODES}x4"
 _CHAIN = "adaptive:5"
-_EAGLE2, _SVIP, _FOREST = f"eagle2:{_TREE}", f"svip-tree:{_TREE}", f"adaptive:{_TREE}"
-_NAMES = (_CHAIN, _EAGLE2, _SVIP, _FOREST)
+_EAGLE2, _SVIP = f"eagle2:{_TREE}", f"svip-tree:{_TREE}"
+_NAMES = (_CHAIN, _EAGLE2, _SVIP)
 # The order of a tree's nodes is learnt.
 _WARM_UP_STEPS = 30
 
 
 class TreesByContext(Study):
-    """Speed by context length for chains, EAGLE-2's trees, SVIP on them, and the priced forest."""
+    """Speed by context length for chains, EAGLE-2's trees, and SVIP on them."""
 
     name = "trees-by-context"
     title = "Speed of token trees by context length"
@@ -63,7 +63,7 @@ class TreesByContext(Study):
 
         gains = compared(_SVIP, _EAGLE2)
         best = [
-            max(own[name]["ratio"] for name in (_EAGLE2, _SVIP, _FOREST)) / own[_CHAIN]["ratio"]
+            max(own[name]["ratio"] for name in (_EAGLE2, _SVIP)) / own[_CHAIN]["ratio"]
             for own in rows.values()
         ]
         return Description(

@@ -326,6 +326,7 @@ class Workbench:
         values: dict[str, Any] = {
             "companion": s.companion,
             "num_speculative_tokens": length,
+            "guard": False,  # studies compare policies as they were published
         } | changes
         return SpeculationConfig(s.draft, **values)
 

@@ -109,6 +109,7 @@ class FakeServer:
             "mean_accepted_length": 2.75,
             "acceptance_rate": 0.6,
             "prefix_cache_hit_rate": 0.42,
+            "guard_balance": 12.34,
             "acceptance_by_position": [0.9, 0.7, 0.5],
             "time_split": {
                 "draft": 0.2,

@@ -68,12 +68,14 @@ def test_an_idle_server_leaves_a_gap(new_visit, fake):
     poll(visit, fake)
     idle = {"goodput": None, "mean_accepted_length": None}
     idle |= {"acceptance_by_position": [], "time_split": {}, "prefix_cache_hit_rate": None}
+    idle |= {"guard_balance": None}
     fake.stats |= idle
     poll(visit, fake)
     expect(chart(visit, "Goodput").locator(".value")).to_have_text("–")
     expect(visit.at(".split")).to_be_hidden()
     expect(visit.at(".positions")).to_be_hidden()
     expect(visit.at(".prefixes")).to_be_hidden()
+    expect(visit.at(".guard")).to_be_hidden()
     fake.stats |= {"goodput": 50.0}
     poll(visit, fake)
     expect(chart(visit, "Goodput").locator("path.line")).to_have_count(2)
@@ -119,6 +121,7 @@ def test_time_per_step_is_shown_by_phase(visit):
     ]
     assert visit.at(".positions b").all_inner_texts() == ["90", "70", "50"]
     expect(visit.at(".prefixes")).to_have_text("Prompt tokens found in the prefix cache: 42 %")
+    expect(visit.at(".guard")).to_have_text("Steps without drafts that later drafts may cost: 12.3")
 
 
 def test_polling_resumes_when_the_server_is_back(new_visit, fake):

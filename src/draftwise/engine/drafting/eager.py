@@ -19,8 +19,6 @@ from draftwise.policies.inputs import DraftPosition
 class EagerBackend:
     """One forward pass per token, with masks and penalties for the requests that use them."""
 
-    follows_rules = False
-
     def __init__(self, cached_model: CachedModel) -> None:
         """Set up for a draft model. Memory is allocated by the first draft."""
         self._model = cached_model

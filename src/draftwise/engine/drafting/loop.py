@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from draftwise.core.rules import DraftRule
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
@@ -22,13 +21,7 @@ from draftwise.policies.inputs import DraftPosition, LazyPosition
 
 
 class DraftingBackend(Protocol):
-    """Draws a draft's tokens. It does not decide draft lengths, except by a rule.
-
-    Attributes:
-        follows_rules: whether it applies a :class:`draftwise.core.rules.DraftRule` itself.
-    """
-
-    follows_rules: bool
+    """Draws a draft's tokens. It does not decide draft lengths."""
 
     def serves(self, step: DraftingStep) -> bool:
         """Whether the backend supports this step."""
@@ -49,7 +42,7 @@ class DraftingBackend(Protocol):
         """
 
     def decided_lengths(self) -> dict[int, int]:
-        """Draft lengths of the requests whose limits, NaN checks and rule it applied itself."""
+        """Draft lengths of the requests whose limits and NaN checks it applied itself."""
 
     def position(self, index: int, active: list[int]) -> tuple[DraftPosition, list[bool]]:
         """A drawn position, and for each active request whether its logits were NaN."""
@@ -76,9 +69,7 @@ def run_drafting(
         policy: decides which requests continue.
         oracle: adds the target's acceptance probability to each position; for studies.
     """
-    if backend.follows_rules and oracle is None:
-        step.rule = policy.draft_rule()
-    asks_policy = oracle is not None or (step.rule is None and policy.may_stop_drafting())
+    asks_policy = oracle is not None or policy.may_stop_drafting()
     backend.begin(step)
     progress = DraftProgress(step.limits)
     while progress.active:
@@ -180,8 +171,6 @@ class DraftingStep:
         inputs: what the draft model reads before it draws the first token: prompt chunks, and the
             new tokens of each active request. Each active request gets one row of logits.
         signals: whether the draft's signals are computed.
-        rule: the policy's stopping rule as numbers. ``None`` if the policy is asked after each
-            token, or if it never stops a draft.
         cache_slots: ``[batch]`` cache slot of each request.
         text_lengths: ``[batch]`` number of tokens of each request before the step.
     """
@@ -209,7 +198,6 @@ class DraftingStep:
         self.limits = list(limits)
         self.active = [index for index, limit in enumerate(limits) if limit > 0]
         self.signals = signals
-        self.rule: DraftRule | None = None
         self.cache_slots = [request.cache_slot for request in batch.generating]
         self.text_lengths = [len(request.tokens) for request in batch.generating]
         self.inputs = [ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks]

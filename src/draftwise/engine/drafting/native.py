@@ -1,7 +1,6 @@
 """Drafting with native kernels that read, compute and draw in one call.
 
-All positions are drafted in one call if the policy is not asked after each token, or if it gives
-its decision as a rule in numbers.
+All positions are drafted in one call if the policy is not asked after each token.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from draftwise.policies.inputs import DraftPosition
 
 class NativeBackend:
     """Draws with the kernels of a Llama-like draft model on a CPU."""
-
-    follows_rules = True
 
     def __init__(self, cached_model: CachedModel) -> None:
         """Set up for a draft model. Memory is allocated by the first draft."""
@@ -68,7 +65,6 @@ class NativeBackend:
             None if uniforms is None else uniforms.draft,
             step.signals,
             step.limits,
-            step.rule,
             self._carried,
         )
         # Number of entries in the cache before the first token is drawn.
@@ -83,7 +79,7 @@ class NativeBackend:
 
     @torch.inference_mode()
     def draw(self, active: list[int], num_tokens: int) -> int:
-        """Draw tokens in one call, for each request up to its limit or until the rule stops it."""
+        """Draw tokens in one call, for each request up to its limit."""
         step, run = self._step, self._run
         slots = [step.cache_slots[request] for request in active]
         read = [self._num_read[request] + run.num_tokens - 1 for request in active]
@@ -92,7 +88,7 @@ class NativeBackend:
         return run.num_tokens
 
     def decided_lengths(self) -> dict[int, int]:
-        """All draft lengths: the kernels apply limits, NaN checks and the rule."""
+        """All draft lengths: the kernels apply limits and NaN checks."""
         return dict(enumerate(self._run.lengths.tolist()))
 
     def position(self, index: int, active: list[int]) -> tuple[DraftPosition, list[bool]]:

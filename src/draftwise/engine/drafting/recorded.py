@@ -93,8 +93,6 @@ class _Memory:
 class RecordedBackend:
     """Draws tokens in fixed memory, for all requests of a batch at once."""
 
-    follows_rules = False
-
     def __init__(self, cached_model: CachedModel) -> None:
         """Set up for a draft model. Memory is allocated by the first draft."""
         self._cached_model = cached_model

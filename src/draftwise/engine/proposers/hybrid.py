@@ -14,7 +14,6 @@ from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import Proposer, ProposerContext, TokenProposer
-from draftwise.engine.proposers.growing_tree import CopiedToken
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
@@ -29,9 +28,6 @@ class HybridProposer(Proposer):
     the offer's estimated acceptance and from earlier steps. It never sees what the model draws, so
     the choice cannot bias the output. The draft model is not run in a step in which it drafts for
     no request. It reads the tokens that it has missed when it drafts again.
-
-    Where token trees are drafted, a request may have both: the offer is then a branch of the
-    model's tree.
     """
 
     name = "hybrid"
@@ -51,35 +47,6 @@ class HybridProposer(Proposer):
         self._offers, self._drafter = offers, drafter
         self.state_layers = drafter.state_layers
 
-    def propose(self, batch: Batch, policy: Policy) -> Draft:
-        """Let the policy choose for each request, and join both kinds of drafts."""
-        if self._drafter.may_draft_trees(batch):
-            states = batch.states(self._offers.room)
-            if policy.branches(states):
-                return self._draft_trees(batch, states, policy)
-        return self._draft_chains(batch, policy)
-
-    def _draft_trees(self, batch: Batch, states: Sequence[RequestState], policy: Policy) -> Draft:
-        """Draft trees of the model of which the continuations are branches."""
-        if not policy.looks_for_offers(states):
-            return self._drafter.draft_trees(batch, states, policy, None)
-        most = policy.max_tree_nodes(states)
-        made = self._offers.allowed_proposals(batch, most)
-        limits = [
-            min(limit, state.draft_limit)
-            for limit, state in zip(most, batch.states(self._drafter.room), strict=True)
-        ]
-        self._restrict(batch, made, limits)
-        # A single node is left to the continuation.
-        limits = [0 if n == 1 and own else n for n, own in zip(limits, made.lengths, strict=True)]
-        tokens, offers = made.tokens.tolist(), made.offers()
-        copied = [
-            [CopiedToken(*each) for each in zip(own, offer, strict=False)]
-            for own, offer in zip(tokens, offers, strict=True)
-        ]
-        grown = self._drafter.trees_to_grow(limits, copied, policy)
-        return self._drafter.draft_trees(batch, states, policy, grown, copied)
-
     def _looks_for_offers(
         self, batch: Batch, states: Sequence[RequestState], policy: Policy
     ) -> bool:
@@ -98,8 +65,8 @@ class HybridProposer(Proposer):
             elif wanted is not None:
                 made.lengths[index] = 0
 
-    def _draft_chains(self, batch: Batch, policy: Policy) -> Draft:
-        """Draft with one source for each request."""
+    def propose(self, batch: Batch, policy: Policy) -> Draft:
+        """Let the policy choose a source for each request, and join both kinds of drafts."""
         gamma = policy.num_speculative_tokens
         states = batch.states(self._offers.room)
         if not self._looks_for_offers(batch, states, policy):

@@ -13,13 +13,11 @@ from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import Proposer, ProposerContext
-from draftwise.engine.proposers.growing_tree import CopiedToken
 from draftwise.engine.proposers.proposals import planned_lengths
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.engine.request import Request
 from draftwise.policies.base import Policy
-from draftwise.policies.inputs import RequestState
 
 
 @register
@@ -60,65 +58,23 @@ class ModelProposer(Proposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as many tokens as the policy wants, up to each request's limit."""
-        if self.may_draft_trees(batch):
-            states = batch.states(self.room)
-            if policy.branches(states):
-                return self.draft_trees(batch, states, policy, self._tree_limits(states, policy))
-        return self.draft(batch, policy, self.draft_limits(batch, policy))
+        # Trees know no penalties.
+        if self._trees is None or not batch.may_branch or batch.controls.changes_tokens:
+            return self.draft(batch, policy, self.draft_limits(batch, policy))
+        return self._draft_trees(self._trees, batch, policy)
 
-    def may_draft_trees(self, batch: Batch) -> bool:
-        """Whether it can draft token trees for a batch, which know no penalties."""
-        is_plain = batch.may_branch and not batch.controls.changes_tokens
-        return self._trees is not None and is_plain
-
-    @staticmethod
-    def _tree_limits(states: Sequence[RequestState], policy: Policy) -> list[int] | None:
-        """``[batch]`` maximum numbers of nodes; ``None`` in a step without drafts."""
-        return policy.max_tree_nodes(states) if policy.looks_for_offers(states) else None
-
-    def draft_trees(
-        self,
-        batch: Batch,
-        states: Sequence[RequestState],
-        policy: Policy,
-        limits: Sequence[int] | None,
-        copied: Sequence[Sequence[CopiedToken]] | None = None,
-    ) -> Draft:
-        """Draft token trees. The policy chooses their nodes by their estimated acceptance.
-
-        Args:
-            batch: the step's batch.
-            states: its requests.
-            policy: the policy.
-            limits: ``[batch]`` maximum numbers of nodes of trees that the model grows, 0 where it
-                drafts nothing; ``None`` in a step without any drafts.
-            copied: ``[batch]`` known continuations that are branches of the trees; ``None`` for
-                none.
-        """
-        trees, context, num_requests = self._trees, self.context, len(states)
-        assert trees is not None
-        drafted = trees.draft(
-            self._step(batch, [0] * num_requests if limits is None else limits, False),
-            policy,
-            copied,
-        )
-        lengths = [0] * num_requests
-        if limits is None:
-            policy.skip_drafts(states)
-        else:
+    def _draft_trees(self, trees: TreeDrafting, batch: Batch, policy: Policy) -> Draft:
+        """Draft token trees. The policy chooses their nodes by their estimated acceptance."""
+        context, states = self.context, batch.states(self.room)
+        looks = policy.looks_for_offers(states)
+        limits = policy.max_tree_nodes(states) if looks else [0] * len(states)
+        drafted = trees.draft(self._step(batch, limits, False), policy)
+        lengths = [0] * len(states)
+        if looks:
             lengths = planned_lengths(drafted.proposals, states, policy)
+        else:
+            policy.skip_drafts(states)
         return drafted.draft(lengths, context, batch.uniforms, policy.uses_draft_signals())
-
-    def trees_to_grow(
-        self,
-        limits: Sequence[int],
-        copied: Sequence[Sequence[CopiedToken]],
-        policy: Policy,
-    ) -> list[int]:
-        """The limits of trees that the model grows beside known continuations, and 0 for others."""
-        assert self._trees is not None
-        grows = self._trees.growing(limits, copied, policy).tolist()
-        return [limit if own else 0 for limit, own in zip(limits, grows, strict=True)]
 
     def num_behind(self, request: Request) -> int:
         """Number of a request's tokens that the model has not read yet, besides the newest."""

@@ -26,13 +26,11 @@ class ProposedTree(NamedTuple):
         tokens: ``[nodes]``.
         parents: ``[nodes]`` index of each node's parent; -1 for the root.
         values: ``[nodes]`` estimated probabilities that paths are accepted. They do not increase.
-        copied: nodes that a draft model did not propose, of a tree in which it proposed others.
     """
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     values: Sequence[float] = ()
-    copied: frozenset[int] = frozenset()
 
 
 class Proposals(NamedTuple):
@@ -65,7 +63,7 @@ class Proposals(NamedTuple):
         """``[batch]`` token trees; an empty one where nothing is proposed."""
         made = cls.nothing(len(trees), max((len(tree.tokens) for tree in trees), default=0))
         parents = np.full(made.tokens.shape, ROOT, dtype=np.int64)
-        for row, (tokens, own_parents, own_values, _) in enumerate(trees):
+        for row, (tokens, own_parents, own_values) in enumerate(trees):
             count = len(tokens)
             made.lengths[row] = count
             made.tokens[row, :count] = tokens

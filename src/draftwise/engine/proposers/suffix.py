@@ -63,11 +63,7 @@ class SuffixProposer(TokenProposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Propose the continuations that the policy wants, as chains or as trees."""
-        self._branches = (
-            self.context.tree_width > 1
-            and batch.may_branch
-            and policy.branches(batch.states(self.room))
-        )
+        self._branches = self.context.tree_width > 1 and batch.may_branch
         return super().propose(batch, policy)
 
     def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:

@@ -202,7 +202,10 @@ class ServeCommand:
 
     def _settings(self) -> dict[str, Any]:
         """The settings that are not defaults, with absolute paths."""
-        values = {key: value for key, value in vars(self.settings).items() if value}
+        defaults = vars(VllmSettings())
+        values = {
+            key: value for key, value in vars(self.settings).items() if value != defaults[key]
+        }
         if self._text_draft:
             values["draft"] = self._text_draft
         if self.settings.companion is not None:

@@ -26,7 +26,6 @@ _COUNTERS = {
     "draft_seconds": "Time of the draft model in these steps.",
     "companion_seconds": "Time of the companion in these steps.",
     "select_seconds": "Time of the policy's selection in these steps.",
-    "expected_tokens": "Tokens that the policy expected the requests to gain.",
     "gained_tokens": "Tokens that the requests gained.",
 }
 
@@ -70,7 +69,6 @@ class Metrics:
             "draft_seconds": step.times.draft,
             "companion_seconds": step.times.companion,
             "select_seconds": step.times.select,
-            "expected_tokens": step.expected_tokens,
             "gained_tokens": accepted + len(step.num_verified),
         }
         for name, value in values.items():

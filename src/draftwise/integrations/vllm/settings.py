@@ -26,13 +26,15 @@ class VllmSettings:
             model, ``"suffix"`` lets the policy choose between both for each request. The default
             ``None`` means ``suffix`` with vLLM's method ``ngram``, and vLLM's draft model alone
             otherwise.
-        policy: name of a policy. The default ``None`` means ``sv-predictable`` where drafts are
-            sampled, otherwise ``sv`` with a companion and ``adaptive`` without one.
+        policy: name of a policy. The default ``None`` means ``adaptive`` without a companion, and
+            with one ``sv-predictable`` where drafts are sampled, otherwise ``sv``.
         policy_options: options of the policy.
         companion: folder or hub id of the model that scores drafts.
         profile: file of ``draftwise profile`` for the three models.
         latency_profile: file of ``draftwise profile-latency``. Costs are still updated from the
             times of steps.
+        guard: whether drafts are shortened so that they cost at most one step, and one per cent of
+            the time, compared with no speculation.
 
     Raises:
         InvalidParameterError: an unknown key or an invalid value.
@@ -44,6 +46,7 @@ class VllmSettings:
     companion: str | None = None
     profile: str | None = None
     latency_profile: str | None = None
+    guard: bool = True
 
     def __post_init__(self) -> None:
         for name in ("draft", "policy", "companion", "profile", "latency_profile"):
@@ -55,6 +58,10 @@ class VllmSettings:
                 f"{KEY}.draft",
                 f"must be {' or '.join(MODEL_FREE_DRAFTS)}, got {self.draft!r}; a draft model is "
                 "the model of vLLM's speculative config",
+            )
+        if not isinstance(self.guard, bool):
+            raise InvalidParameterError(
+                f"{KEY}.guard", f"must be true or false, got {self.guard!r}"
             )
         if not isinstance(self.policy_options, Mapping):
             raise InvalidParameterError(
@@ -154,9 +161,9 @@ class VllmSettings:
 
     def _lossless_policy(self, samples_drafts: bool) -> type[Policy]:
         if self.policy is None:
-            if samples_drafts:
-                return policy_class("sv-predictable")
-            return policy_class("adaptive" if self.companion is None else "sv")
+            if self.companion is None:
+                return policy_class("adaptive")
+            return policy_class("sv-predictable" if samples_drafts else "sv")
         policy = policy_class(self.policy)
         reason = None
         if policy.uses_target_oracle:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
@@ -23,7 +22,6 @@ from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResu
 from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.policies.base import Policy
 from draftwise.policies.inputs import AcceptanceHistory, DraftPosition, RequestState
-from draftwise.policies.priced import PricedPolicy
 
 # Runs the companion's passes over a draft. Returns the function that computes the scores from them.
 ScoreDraft = Callable[[Draft], Callable[[], CompanionScores]]
@@ -208,12 +206,8 @@ class Steering:
             return lengths
 
         lengths = self._agree(select)
-        estimate = None
-        if isinstance(self.policy, PricedPolicy) and self._draft_probs and not self.copies:
-            estimate = self.policy.acceptance_estimate
         return self._send(
             lengths,
-            estimate,
             draft.lengths,
             draft_seconds,
             select_seconds,
@@ -225,7 +219,6 @@ class Steering:
     def _send(
         self,
         lengths: Sequence[int],
-        estimate: NDArray[np.float64] | None,
         num_drafted: tuple[int, ...],
         draft_seconds: float,
         select_seconds: float,
@@ -237,20 +230,12 @@ class Steering:
 
         Args:
             lengths: tokens of each request to verify, on which all processes agree.
-            estimate: ``[batch, width]`` estimated acceptance probabilities; ``None`` if unknown.
             num_drafted: drafted tokens of each request.
             draft_seconds, select_seconds: time of the draft and of the selection.
             num_passes: passes of the draft model.
             has_signals: whether signals of the draft were computed.
             companion_seconds: time of the companion; ``None`` if it did not score the draft.
         """
-        expected = None
-        if estimate is not None:
-            prefix_acceptance_prob = np.cumprod(estimate, axis=1)
-            expected = [
-                float(prefix_acceptance_prob[row, :length].sum())
-                for row, length in enumerate(lengths)
-            ]
         self.pending = PendingStep(
             self._views,
             num_drafted,
@@ -261,7 +246,6 @@ class Steering:
             draft_seconds,
             companion_seconds or 0.0,
             select_seconds,
-            expected,
             frozenset(self.copies),
             self.looked_for_copies,
         )

@@ -70,8 +70,6 @@ class StepResult:
         num_verified: drafted tokens of each request that the target verified.
         num_accepted: accepted tokens of each request.
         scored: whether a companion scored the draft.
-        expected_tokens: number of tokens that the policy expected the requests to gain. It is the
-            actual number where the policy has no estimate.
         times: times of the step's parts.
     """
 
@@ -80,7 +78,6 @@ class StepResult:
     num_verified: tuple[int, ...]
     num_accepted: tuple[int, ...]
     scored: bool
-    expected_tokens: float
     times: StepTimes
 
 
@@ -96,8 +93,6 @@ class PendingStep:
         has_signals: whether signals of the draft model were computed.
         scored: whether a companion scored the draft.
         draft_seconds, companion_seconds, select_seconds: times of the step's parts.
-        expected: number of accepted tokens that the policy expects of each request; ``None`` where
-            it has no estimate.
         copied: indices of requests whose tokens were copied in place of a draft.
         looked_for_copies: whether ``draft_seconds`` contains a search for continuations beside the
             passes of a draft model.
@@ -112,7 +107,6 @@ class PendingStep:
     draft_seconds: float
     companion_seconds: float
     select_seconds: float
-    expected: list[float] | None
     copied: frozenset[int] = frozenset()
     looked_for_copies: bool = False
 
@@ -152,6 +146,7 @@ class PendingStep:
             frozenset(index for index, each in enumerate(results) if each is None),
             acceptance.cumprod(dim=1),
             tuple(min(n, m + 1) for n, m in zip(lengths, accepted, strict=True)),
+            tuple(index in self.copied for index in range(len(results))),
         )
 
     def times(self, seconds: float, num_prompt_tokens: int, shared: bool) -> StepTimes:
@@ -177,14 +172,11 @@ class PendingStep:
     def result(self, outcome: Outcome, times: StepTimes) -> StepResult:
         """The result of the step as a whole."""
         known = [row for row in range(len(self.views)) if row not in outcome.failed]
-        gained = sum(outcome.num_accepted) + len(known)
-        expected = self.expected
         return StepResult(
             sum(self.num_drafted),
             sum(self.lengths),
             tuple(outcome.num_verified[row] for row in known),
             tuple(outcome.num_accepted[row] for row in known),
             self.scored,
-            gained if expected is None else sum(1 + expected[row] for row in known),
             times,
         )

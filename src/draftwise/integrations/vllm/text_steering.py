@@ -63,8 +63,10 @@ class TextSteering(ContinuesTexts):
             clock: the time in seconds.
         """
         start = clock()
-        states = self._states(views)
         estimates = self._proposer.estimates_acceptance
+        states = self._states(views)
+        if estimates:
+            states = [state._replace(has_model=False) for state in states]
         looks = not estimates or self._agree(lambda: self.policy.looks_for_offers(states))
         made = self._continuations(texts, views) if looks else Proposals.nothing(len(views))
         found = clock()
@@ -77,8 +79,7 @@ class TextSteering(ContinuesTexts):
             return chosen
 
         num_drafted, selected = self._agree(select)
-        estimate = made.acceptance if estimates else None
-        lengths = self._send(selected, estimate, num_drafted, found - start, select_seconds)
+        lengths = self._send(selected, num_drafted, found - start, select_seconds)
         return [row[:n] for row, n in zip(made.tokens.tolist(), lengths, strict=True)]
 
     def _select(

@@ -22,6 +22,7 @@ from draftwise.integrations.vllm.text_drafts import create_text_proposer
 from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.models.fingerprint import checkpoint_fingerprint
 from draftwise.policies import PolicyContext, create_policy
+from draftwise.policies.router import PolicyRouter
 from draftwise.profiling.latency_profile import LatencyProfile
 
 check_version(vllm_version())
@@ -73,8 +74,9 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
         latency,
         profile,
         has_companion=companion is not None,
+        guarded=settings.guard,
     )
-    made = create_policy(policy.name, context, settings.policy_options)
+    made = PolicyRouter(context, create_policy(policy.name, context, settings.policy_options))
     agree = TensorParallel()
     steering = Steering(made, latency, agree)
     if text_draft is not None:
@@ -107,10 +109,12 @@ def _text_drafter(runner: Any, device: torch.device, settings: VllmSettings, nam
     config: VllmConfig = runner.vllm_config
     latency = _latency(settings)
     latency.restart(latency.target)  # there are no other passes
-    context = PolicyContext(config.speculative_config.num_speculative_tokens, latency)
+    context = PolicyContext(
+        config.speculative_config.num_speculative_tokens, latency, guarded=settings.guard
+    )
     policy = settings.policy_for(samples_drafts=False)
     steering = TextSteering(
-        create_policy(policy.name, context, settings.policy_options),
+        PolicyRouter(context, create_policy(policy.name, context, settings.policy_options)),
         latency,
         TensorParallel(),
         create_text_proposer(name),

@@ -70,9 +70,6 @@ def accept(
         tokens = tokens.contiguous()
     if proposals is not None and proposals.stride()[1:] != (vocab, 1):
         proposals = proposals.contiguous()
-    between = None
-    if plan.between is not None and proposals is not None:
-        between = [bound.contiguous() for bound in plan.between]
     rows = (Softmax * len(logits))()
     is_nan = torch.empty(len(logits), dtype=torch.bool)
     num_accepted = torch.empty(batch, dtype=torch.long)
@@ -97,8 +94,6 @@ def accept(
         acceptance.data_ptr(),
         prefix_acceptance_prob.data_ptr(),
         is_nan.data_ptr(),
-        None if between is None else between[0].data_ptr(),
-        None if between is None else between[1].data_ptr(),
         following_uniforms.data_ptr(),
         None if drawn is None else drawn.data_ptr(),
         None if one_hot is None else one_hot.data_ptr(),

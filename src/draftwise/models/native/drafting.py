@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.core.rules import DraftRule
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.native import structures
 from draftwise.models.native.decoder import NativeDecoder, checked_segments
 from draftwise.models.native.sampling import (
     PenaltyMemory,
@@ -24,28 +22,6 @@ from draftwise.models.native.sampling import (
 from draftwise.models.native.structures import DecoderCall, DraftCall
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def _rule_structure(rule: DraftRule) -> structures.DraftRule:
-    """The structure of a rule and its results. The kernels write to the results' arrays."""
-    results = rule.results
-    arrays = (
-        *(rule.weights, rule.pairs, rule.history, rule.greedy, rule.thresholds),
-        *(results.expected, results.prefix_acceptance_prob),
-        *(results.least, results.most, results.kept),
-    )
-    assert all(array.flags.c_contiguous for array in arrays)
-    return structures.DraftRule(
-        *(array.ctypes.data for array in arrays),
-        rule.smallest_token_prob,
-        rule.largest_entropy,
-        rule.last_position,
-        *rule.bounds,
-        rule.unfiltered_limit,
-        rule.min_required,
-        len(rule.pairs),
-        results.expected.shape[1],
-    )
 
 
 class DraftRun:
@@ -65,7 +41,6 @@ class DraftRun:
         uniforms: Tensor | None,
         signals: bool,
         limits: Sequence[int],
-        rule: DraftRule | None = None,
         carried: Tensor | None = None,
     ) -> None:
         """Set up a step.
@@ -80,7 +55,6 @@ class DraftRun:
                 greedy.
             signals: whether to compute entropies and probabilities of sampled tokens.
             limits: ``[requests]`` maximum number of drafted tokens.
-            rule: rule that ends drafts before their limits; ``None`` for no rule. Requires signals.
             carried: ``[requests, hidden]`` float32 memory for what a head reads in place of states
                 within a draft, or ``[positions, requests, hidden]`` for the residual stream that
                 the pass for each position leaves; ``None`` if neither is wanted.
@@ -115,9 +89,6 @@ class DraftRun:
         self.lengths = np.zeros(len(limits), dtype=np.int64)
         buffers.is_nan.zero_()
         call.limits, call.lengths = self._limits.ctypes.data, self.lengths.ctypes.data
-        if rule is not None:
-            self._rule = rule, _rule_structure(rule)
-            call.rule = ctypes.addressof(self._rule[1])
         self._call = call
         self._keep_alive: list[Any] = []
 
@@ -174,7 +145,7 @@ class DraftRun:
         call.num_rows = count
 
     def draw(self, num_positions: int) -> None:
-        """Draft up to ``num_positions`` tokens per request, within its limit and the rule."""
+        """Draft up to ``num_positions`` tokens per request, within its limit."""
         self._call.num_positions = num_positions
         self._decoder.draft(self._call)
         self._call.first = None

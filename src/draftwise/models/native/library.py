@@ -36,20 +36,18 @@ class NativeLibrary:
         decode: forward pass of a Llama.
         decoder_memory: bytes of scratch memory that ``decode`` needs.
         accept: the acceptance law.
-        accept_trees: the acceptance laws of token trees.
+        accept_trees: the acceptance law of token trees.
         count_exponents: number of occurrences of each exponent in bfloat16 numbers.
         compress: lossless compression of bfloat16 to 12 bits.
         continuations: continuations of texts after earlier occurrences of their last tokens.
-        describe_nodes: likely tokens, or distributions, at the nodes of token trees.
+        describe_nodes: likely tokens at the nodes of token trees.
         distributions: softmax with temperature and filters.
         draft: drafting of several tokens with a draft model.
-        draw_children: drawing of the children of tree nodes without replacement.
         greedy: the largest logit of each row.
         index_chunk: adds a part of a corpus to its indices.
         learn_matches: learning of the acceptance of continuations.
         sampling_scratch: bytes of scratch memory per thread for sampling from logits.
         score: a companion's scores of a draft.
-        tree_scratch: bytes of scratch memory per thread for ``accept_trees``.
         uniforms: the random numbers of a step.
         lanes: number of float32 lanes of a vector.
         multiplies_pairs: whether weights of bfloat16 are packed in pairs.
@@ -76,8 +74,6 @@ class NativeLibrary:
         self.accept = _function(library, "accept", None, pointer, pointer)
         self.accept_trees = _function(library, "accept_trees", None, pointer, pointer)
         self.describe_nodes = _function(library, "describe_nodes", None, pointer, pointer)
-        self.draw_children = _function(library, "draw_children", None, pointer, pointer)
-        self.tree_scratch = _function(library, "tree_scratch", number, number, number)
         self.distributions = _function(library, "distributions", None, pointer, pointer)
         self.greedy = _function(library, "greedy", None, pointer, pointer)
         self.sampling_scratch = _function(library, "sampling_scratch", number, number, number)

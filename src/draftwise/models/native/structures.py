@@ -116,37 +116,26 @@ class ScoreCall(ctypes.Structure):
 
 
 class TreeAcceptanceCall(ctypes.Structure):
-    """``TreeAcceptanceCall`` of ``tree_acceptance.h``."""
+    """``TreeAcceptanceCall`` of ``trees.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
-        *((name, ctypes.c_void_p) for name in ("parents", "is_drawn", "proposals", "ids")),
-        *((name, ctypes.c_void_p) for name in ("accept_uniforms", "final_uniforms")),
+        *((name, ctypes.c_void_p) for name in ("parents", "final_uniforms")),
         *((name, ctypes.c_void_p) for name in ("following_uniforms", "scratch", "nodes")),
         *((name, ctypes.c_void_p) for name in ("num_accepted", "next_tokens", "is_nan")),
         ("sampling", Sampling),
-        *((name, ctypes.c_int64) for name in ("num_trees", "vocab", "own_vocab", "width")),
-        ("uniforms_width", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("num_trees", "vocab", "width", "uniforms_width")),
     )
 
 
 class NodeCall(ctypes.Structure):
-    """``NodeCall`` of ``tree_growth.h``."""
+    """``NodeCall`` of ``trees.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "requests", "q", "tokens", "probs")),
-        *((name, ctypes.c_void_p) for name in ("entropy", "largest", "support", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("logits", "requests", "tokens", "probs")),
+        *((name, ctypes.c_void_p) for name in ("entropy", "scratch")),
         ("sampling", Sampling),
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab", "width")),
-    )
-
-
-class ChildrenCall(ctypes.Structure):
-    """``ChildrenCall`` of ``tree_growth.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "uniforms", "children", "scratch")),
-        *((name, ctypes.c_int64) for name in ("num_nodes", "vocab", "width")),
     )
 
 
@@ -161,7 +150,7 @@ class AcceptanceCall(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("num_accepted", "next_tokens", "acceptance", "prefix_acceptance_prob")
         ),
-        *((name, ctypes.c_void_p) for name in ("is_nan", "least", "most")),
+        ("is_nan", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("following_uniforms", "drawn", "one_hot")),
         ("sampling", Sampling),
         *((name, ctypes.c_int64) for name in ("num_requests", "num_rows", "vocab", "width")),
@@ -250,26 +239,12 @@ class DecoderCall(ctypes.Structure):
     keep_alive: object
 
 
-class DraftRule(ctypes.Structure):
-    """``DraftRule`` of ``drafting.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weights", "pairs", "history", "greedy")),
-        *((name, ctypes.c_void_p) for name in ("thresholds", "expected", "prefix_acceptance_prob")),
-        *((name, ctypes.c_void_p) for name in ("least", "most", "kept")),
-        *((name, ctypes.c_double) for name in ("smallest_token_prob", "largest_entropy")),
-        *((name, ctypes.c_double) for name in ("last_position", "lowest", "highest")),
-        *((name, ctypes.c_double) for name in ("unfiltered_limit", "min_required")),
-        *((name, ctypes.c_int64) for name in ("num_features", "width")),
-    )
-
-
 class DraftCall(ctypes.Structure):
     """``DraftCall`` of ``drafting.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("first", "next", "next_ids", "next_segments")),
-        *((name, ctypes.c_void_p) for name in ("requests", "limits", "lengths", "rule")),
+        *((name, ctypes.c_void_p) for name in ("requests", "limits", "lengths")),
         *((name, ctypes.c_void_p) for name in ("uniforms", "tokens", "probs")),
         *((name, ctypes.c_void_p) for name in ("draft_probs", "entropy", "token_probs", "is_nan")),
         ("scratch", ctypes.c_void_p),
@@ -304,8 +279,8 @@ SEGMENT = np.dtype((np.int64, 4))
 TREE_TOKEN = np.dtype([("root", np.int64), ("position", np.int64), ("ancestors", np.uint64)])
 
 _CALLS = (
-    *(AcceptanceCall, AttentionCall, ChildrenCall, ContinuationCall, DecoderCache, DecoderCall),
-    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, MatchSums),
+    *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall),
+    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, GreedyCall, MatchSums),
     *(NodeCall, Penalties, Sampling, ScoreCall, Softmax, StateInput, SuffixCorpus, Threads),
     TreeAcceptanceCall,
 )

@@ -17,6 +17,7 @@ export class Monitor {
   #split;
   #positions;
   #prefixes;
+  #guard;
   #uptime;
   #timer = null;
   #failures = 0;
@@ -35,6 +36,7 @@ export class Monitor {
     this.#split = panel.querySelector("[data-part=split]");
     this.#positions = panel.querySelector("[data-part=positions]");
     this.#prefixes = panel.querySelector("[data-part=prefixes]");
+    this.#guard = panel.querySelector("[data-part=guard]");
     this.#uptime = panel.querySelector("[data-part=uptime]");
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden && this.#timer !== null) this.start();
@@ -78,6 +80,9 @@ export class Monitor {
     const hitRate = stats.prefix_cache_hit_rate ?? null;
     this.#prefixes.hidden = hitRate === null;
     this.#prefixes.querySelector("b").textContent = percent(hitRate);
+    const balance = stats.guard_balance ?? null;
+    this.#guard.hidden = balance === null;
+    this.#guard.querySelector("b").textContent = fixed(Math.max(0, balance ?? 0), 1);
   }
 
   #showSplit(split) {

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from draftwise import errors
 from draftwise.core.random import StageUniforms, StepUniforms
-from draftwise.core.rules import DraftRule, RuleResults
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import CompanionScores, Draft, DraftSignals
 from draftwise.engine.parallel.replicas.messages import (
@@ -38,7 +37,7 @@ _CLASSES = {
     each.__name__: each
     for each in (
         *(Drafted, DraftShare, ModelSpec, Ready, ReplicaSpec, Scored, ScoreShare, TextChange),
-        *(CompanionScores, Draft, DraftRule, DraftSignals, RuleResults),
+        *(CompanionScores, Draft, DraftSignals),
         *(LogitControls, TokenHistory, StageUniforms, StepUniforms),
     )
 }

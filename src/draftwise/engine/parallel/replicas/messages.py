@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from draftwise.core.random import StepUniforms
-from draftwise.core.rules import DraftRule, RuleResults
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import CompanionScores, Draft
 from draftwise.models.loading import LoadedModel, load_model
@@ -114,7 +111,6 @@ class DraftShare:
         controls, token_history, uniforms: ``[requests]``, as in
             :class:`~draftwise.engine.batch.Batch`.
         signals: whether the draft's signals are computed.
-        rule: the stopping rule; ``None`` to draft to the limits.
     """
 
     texts: list[TextChange]
@@ -125,7 +121,6 @@ class DraftShare:
     token_history: TokenHistory | None
     uniforms: StepUniforms | None
     signals: bool
-    rule: DraftRule | None
 
 
 @dataclass(frozen=True)
@@ -134,13 +129,10 @@ class Drafted:
 
     Attributes:
         draft: the draft, with requests in the order of the share.
-        rule_results: results of the rule; ``None`` if no rule was applied and all requests drafted
-            to their limits.
         cached: number of tokens in the draft's cache, by cache slot.
     """
 
     draft: Draft
-    rule_results: RuleResults | None
     cached: dict[int, int]
 
 
@@ -166,15 +158,3 @@ class Scored:
 
     scores: CompanionScores | None
     cached: dict[int, int]
-
-
-def part_of_rule(rule: DraftRule, indices: Sequence[int]) -> DraftRule:
-    """The rule for some requests, with its own copies of the arrays."""
-    at = np.asarray(indices, dtype=np.int64)
-    return replace(
-        rule,
-        greedy=rule.greedy[at],
-        history=rule.history[at],
-        thresholds=rule.thresholds[at],
-        results=rule.results.part(indices),
-    )

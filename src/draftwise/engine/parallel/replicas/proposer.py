@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.drafting.loop import DraftingStep, run_drafting
-from draftwise.engine.parallel.replicas.messages import Drafted, DraftShare, part_of_rule
+from draftwise.engine.parallel.replicas.messages import Drafted, DraftShare
 from draftwise.engine.parallel.replicas.policy import PrecomputedPolicy
 from draftwise.engine.parallel.replicas.shares import Shares
 from draftwise.engine.proposers.base import ProposerContext
@@ -74,11 +74,8 @@ class ReplicatedProposer(ModelProposer):
 class ReplicaBackend:
     """Draws complete drafts in all processes at once.
 
-    A process that cannot apply the policy's rule drafts to the limit. The drafting loop then asks
-    the policy about each position, as for every backend that draws several positions at once.
+    The drafting loop asks the policy about each position afterwards.
     """
-
-    follows_rules = True
 
     def __init__(self, shares: Shares, own: ModelProposer) -> None:
         """Set up.
@@ -92,7 +89,6 @@ class ReplicaBackend:
         self._model = model
         self._buffers = DraftBuffers(0, 0, 0)
         self._lengths: list[int] = []
-        self._decided: dict[int, int] = {}
         self._width = 0
 
     def serves(self, step: DraftingStep) -> bool:
@@ -121,7 +117,7 @@ class ReplicaBackend:
             self._buffers = DraftBuffers(
                 model.num_rows, max(step.longest, self._width), model.vocab_size, model.device
             )
-        self._lengths, self._decided = [0] * len(step.limits), {}
+        self._lengths = [0] * len(step.limits)
         for rank, answer in answers.items():
             self._take(shares[rank][0], answer)
 
@@ -130,8 +126,8 @@ class ReplicaBackend:
         return max(1, self._width)
 
     def decided_lengths(self) -> dict[int, int]:
-        """Lengths of the drafts that the rule stopped."""
-        return self._decided
+        """None."""
+        return {}
 
     def position(self, index: int, active: list[int]) -> tuple[DraftPosition, list[bool]]:
         """A drawn position."""
@@ -150,18 +146,13 @@ class ReplicaBackend:
         if not any(draft.lengths):
             return
         self._buffers.put(own, draft, step.own_draft_probs)
-        if answer.rule_results is not None and step.rule is not None:
-            step.rule.results.put(own, answer.rule_results)
-            self._decided |= dict(zip(own, draft.lengths, strict=True))
 
     def _draft_own(self, own: list[int], part: Batch) -> Drafted:
         """Draft for the engine's own share, as a replica would."""
         step = self._step
-        rule = None if step.rule is None else part_of_rule(step.rule, own)
         limits = [step.limits[index] for index in own]
-        policy = PrecomputedPolicy(limits, step.signals, rule)
-        draft = self._own.draft(part, policy, limits)
-        return Drafted(draft, rule.results if rule and policy.by_rule else None, {})
+        draft = self._own.draft(part, PrecomputedPolicy(limits, step.signals), limits)
+        return Drafted(draft, {})
 
     def _order(self, own: list[int], part: Batch) -> DraftShare | None:
         """The message for a replica; ``None`` if its share has no work."""
@@ -178,5 +169,4 @@ class ReplicaBackend:
             part.token_history,
             part.uniforms,
             step.signals,
-            None if step.rule is None else part_of_rule(step.rule, own),
         )

@@ -69,16 +69,13 @@ class Replica:
             token_history=history,
             uniforms=share.uniforms,
             lenience=[1.0] * len(share.cache_slots),
-            expected_remaining=[0.0] * len(share.cache_slots),
         )
-        policy = PrecomputedPolicy(share.limits, share.signals, share.rule)
+        policy = PrecomputedPolicy(share.limits, share.signals)
         draft = self._drafter.draft(batch, policy, share.limits)
         self._step = batch, draft
-        rule = share.rule if policy.by_rule else None
         slots = {*share.cache_slots, *(slot for slot, _, _ in share.chunks)}
         return Drafted(
             replace(draft, stage_uniforms=None),
-            None if rule is None else rule.results,
             {slot: self._draft.cache.lengths[slot] for slot in slots},
         )
 

@@ -24,7 +24,6 @@ struct AcceptanceCall {
     int64_t *num_accepted, *next_tokens;         // [requests] output
     float *acceptance, *prefix_acceptance_prob;  // [requests, width] output, initially zero
     uint8_t *is_nan;                             // [rows] output: whether the logits are NaN
-    const float *least, *most;  // [requests, width] range of proposed q(x); null for all of q
     const double *following_uniforms;  // [requests, following_width] final_uniforms of the steps
                                        // that would begin after each drafted token
     int64_t *drawn;          // [rows] memory for the tokens of one-hot requests
@@ -38,31 +37,20 @@ struct AcceptanceCall {
 
 namespace {
 
-// The proposal of one position. It contains the tokens whose q(x) is between two bounds. If q is
-// null, it is one-hot at a token, or empty if the token is negative.
+// The proposal of one position. If q is null, it is one-hot at a token, or empty if the token is
+// negative.
 struct Proposal {
-    const float *q;     // [vocab], or null
-    float least, most;  // bounds of q(x)
+    const float *q;  // [vocab], or null
     int64_t token;
 };
-
-// One vector of q with tokens outside the bounds set to 0.
-INLINE Floats proposed(const Proposal &proposal, int64_t i, int64_t end) {
-    const Floats q = read_partial(proposal.q, i, end, 0.0f), zero = {};
-    return ((q >= proposal.least) & (q <= proposal.most)) ? q : zero;
-}
 
 // The proposal of a request at position i.
 INLINE Proposal proposal_at(const AcceptanceCall &call, int64_t request, int64_t i) {
     if (!call.proposals) {
         const bool verified = i < call.lengths[request];
-        return {nullptr, 0.0f, INFINITY,
-                verified ? call.tokens[request * call.token_stride + i] : -1};
+        return {nullptr, verified ? call.tokens[request * call.token_stride + i] : -1};
     }
-    const float *q = call.proposals + request * call.proposal_stride + i * call.vocab;
-    const int64_t place = request * call.width + i;
-    if (!call.least || i >= call.width) return {q, 0.0f, INFINITY, -1};
-    return {q, call.least[place], call.most[place], -1};
+    return {call.proposals + request * call.proposal_stride + i * call.vocab, -1};
 }
 
 // The residual max(p * scale - q, 0) with scale <= 1.
@@ -74,7 +62,7 @@ struct Residual {
     INLINE_MEMBER Floats operator()(int64_t i, int64_t end) const {
         const Floats zero = {};
         Floats remaining = probs_at(p, i, end) * scale;
-        if (q.q) remaining -= proposed(q, i, end);
+        if (q.q) remaining -= read_partial(q.q, i, end, 0.0f);
         // The residual of a token that is proposed with probability 1 is 0.
         if (q.token >= 0)
             remaining = (lane_numbers() == (int32_t)(q.token - i)) ? zero : remaining;
@@ -152,7 +140,7 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
     if (remaining < 0) remaining = sum_blocks(vocab, scratch.sums, residual);
     if (!(remaining > 0)) {
         // p equals the proposal up to rounding, and p is the right distribution.
-        residual.q = {nullptr, 0.0f, INFINITY, -1};
+        residual.q = {nullptr, -1};
         remaining = sum_blocks(vocab, scratch.sums, residual);
     }
     call.num_accepted[request] = num_accepted;

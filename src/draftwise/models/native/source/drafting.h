@@ -10,23 +10,6 @@
 #include "penalties.h"
 #include "sampling.h"
 
-// DraftRule and RuleResults of draftwise.core.rules, which describe the fields.
-struct DraftRule {
-    const double *weights;           // [2, features]
-    const int64_t *pairs;            // [features, 2]
-    const double *history;           // [requests]
-    const uint8_t *greedy;           // [requests]
-    const double *thresholds;        // [requests]
-    double *expected;                // [requests, width] output
-    double *prefix_acceptance_prob;  // [requests] output
-    float *least, *most;             // [requests, width] output
-    int64_t *kept;                   // [requests] output
-    double smallest_token_prob, largest_entropy, last_position;
-    double lowest, highest;  // bounds of P
-    double unfiltered_limit, min_required;
-    int64_t num_features, width;
-};
-
 // Arguments of draftwise_draft. A row is a request that is still drafting.
 struct DraftCall {
     const DecoderCall *first;  // pass over the new tokens; null if they were already read
@@ -36,7 +19,6 @@ struct DraftCall {
     int64_t *requests;         // [rows] request of each row; finished requests are removed
     const int64_t *limits;     // [requests] maximum number of drafted tokens
     int64_t *lengths;          // [requests] number of drafted tokens so far
-    const DraftRule *rule;     // null if all requests draft to their limits
     const double *uniforms;    // [requests, uniforms_width]; null if all requests are greedy
     int64_t *tokens;           // [requests, width] output: ids of the sampled tokens
     float *probs;              // [requests, width + 1, vocab] output; null if all are greedy
@@ -111,98 +93,6 @@ void draw_row(const DraftCall &call, const DecoderModel &model, float *logits, i
     ++call.next_segments[4 * row + 1];
 }
 
-// The range of l <= 0 in which bend l² + slope l + level >= 0. If there are two ranges, the upper
-// one.
-struct Range {
-    double first, last;
-
-    Range(double bend, double slope, double level) : first(-INFINITY), last(INFINITY) {
-        if (std::fabs(bend) < 1e-9) {
-            if (slope > 0) first = -level / slope;
-            if (slope < 0) last = -level / slope;
-            if (slope == 0 && level < 0) first = INFINITY;
-            return;
-        }
-        const double inside = slope * slope - 4 * bend * level;
-        const double root = std::sqrt(std::max(inside, 0.0));
-        const double one = (-slope - root) / (2 * bend), other = (root - slope) / (2 * bend);
-        if (bend < 0) {
-            first = inside < 0 ? INFINITY : other;
-            last = inside < 0 ? -INFINITY : one;
-        } else if (inside >= 0) {
-            // The values above the upper zero. If that zero is positive, those below the lower
-            // zero.
-            if (other <= 0) first = other;
-            else last = one;
-        }
-    }
-};
-
-// The log-odds of acceptance at a position, level + slope l + bend l² with l = log q(x).
-struct LogOdds {
-    double level = 0, slope = 0, bend = 0;
-
-    LogOdds(const DraftRule &rule, int64_t request, int64_t position, float entropy) {
-        enum { ONE, LOG_TOKEN_PROB, ENTROPY, HISTORY, POSITION, OVERLAP, AGREEMENT, NUM_VARIABLES };
-        double v[NUM_VARIABLES] = {1.0};
-        v[ENTROPY] = std::min((double)entropy, rule.largest_entropy);
-        v[HISTORY] = rule.history[request];
-        v[POSITION] = std::min((double)position, rule.last_position) / rule.last_position;
-        const double *weight = rule.weights + rule.num_features * rule.greedy[request];
-        for (int64_t i = 0; i < rule.num_features; ++i) {
-            const int64_t a = rule.pairs[2 * i], b = rule.pairs[2 * i + 1];
-            if (a == LOG_TOKEN_PROB && b == LOG_TOKEN_PROB)
-                bend += weight[i];
-            else if (a == LOG_TOKEN_PROB || b == LOG_TOKEN_PROB)
-                slope += weight[i] * v[a == LOG_TOKEN_PROB ? b : a];
-            else
-                level += weight[i] * v[a] * v[b];
-        }
-    }
-};
-
-// Returns whether the rule verifies the token at a position, whose required acceptance probability
-// is needed. Stores the range of q(x) of verified tokens.
-bool is_verified(const DraftRule &rule, const LogOdds &odds, int64_t request, int64_t position,
-                 double needed, float token_prob) {
-    if (!(needed > rule.unfiltered_limit)) return true;
-    const double limit = std::min(std::max(needed, rule.min_required), 1 - rule.min_required);
-    const Range accepted(odds.bend, odds.slope, odds.level - std::log(limit / (1 - limit)));
-    const double lowest = std::log(rule.smallest_token_prob);  // lower bound of l
-    const bool is_empty =
-        accepted.first > accepted.last || accepted.last < lowest || accepted.first > 0;
-    const float least = is_empty                   ? INFINITY
-                        : accepted.first <= lowest ? 0.0f
-                                                   : (float)std::exp(accepted.first);
-    const float most = accepted.last >= 0 ? INFINITY : (float)std::exp(accepted.last);
-    if (!rule.greedy[request]) {
-        rule.least[request * rule.width + position] = least;
-        rule.most[request * rule.width + position] = most;
-    }
-    return token_prob >= least && token_prob <= most;
-}
-
-// Returns whether the rule continues a request's draft after the token at a position, and updates
-// the results of the rule.
-bool continues_drafting(const DraftRule &rule, const DraftCall &call, int64_t request,
-                        int64_t position) {
-    const int64_t place = request * call.width + position;
-    const float token_prob = call.token_probs[place];
-    const LogOdds odds(rule, request, position, call.entropy[place]);
-    const double l = std::log(std::max((double)token_prob, rule.smallest_token_prob));
-    const double log_odds = (odds.bend * l + odds.slope) * l + odds.level;
-    const double p = 1.0 / (1.0 + std::exp(-std::min(std::max(log_odds, -30.0), 30.0)));
-    const double bounded = std::min(std::max(p, rule.lowest), rule.highest);
-    const double before = rule.prefix_acceptance_prob[request], after = before * bounded;
-    rule.prefix_acceptance_prob[request] = after;
-    rule.expected[request * rule.width + position] = bounded;
-    const double needed = rule.thresholds[request] / std::max(before, 1e-9);
-    if (position == 0) rule.kept[request] = 0;
-    rule.kept[request] += rule.kept[request] == position && !call.is_nan[place] &&
-                          is_verified(rule, odds, request, position, needed, token_prob);
-    return position + 1 < call.limits[request] && after >= rule.thresholds[request];
-}
-
 // Removes the rows whose draft ends after a position, and keeps the order of the others.
 void remove_finished(DraftCall &call, int64_t position) {
     const int64_t num_drafting = call.num_rows;
@@ -210,8 +100,7 @@ void remove_finished(DraftCall &call, int64_t position) {
     for (int64_t row = 0; row < num_drafting; ++row) {
         const int64_t request = call.requests[row];
         const bool is_nan = call.is_nan[request * call.width + position];
-        bool continues = position + 1 < call.limits[request];
-        if (call.rule) continues = continues_drafting(*call.rule, call, request, position);
+        const bool continues = position + 1 < call.limits[request];
         // A position with NaN logits proposes no token and ends the draft.
         call.lengths[request] += !is_nan;
         if (is_nan || !continues) continue;

@@ -14,8 +14,7 @@
 #include "suffix.h"
 #include "threads.h"
 #include "tiles.h"
-#include "tree_acceptance.h"
-#include "tree_growth.h"
+#include "trees.h"
 #include "uniforms.h"
 
 // The library is compiled with -fvisibility=hidden.
@@ -34,7 +33,6 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
     static const StructureSize sizes[] = {
         SIZE_OF(AcceptanceCall),
         SIZE_OF(AttentionCall),
-        SIZE_OF(ChildrenCall),
         SIZE_OF(ContinuationCall),
         SIZE_OF(DecoderCache),
         SIZE_OF(DecoderCall),
@@ -42,7 +40,6 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(DecoderModel),
         SIZE_OF(DistributionCall),
         SIZE_OF(DraftCall),
-        SIZE_OF(DraftRule),
         SIZE_OF(GreedyCall),
         SIZE_OF(GroupedHeader),
         SIZE_OF(GroupedSection),
@@ -200,20 +197,13 @@ DRAFTWISE_EXPORT void draftwise_accept(const AcceptanceCall *call, const Threads
     });
 }
 
-// Returns the bytes of scratch memory that a thread needs to verify a tree.
-DRAFTWISE_EXPORT int64_t draftwise_tree_scratch(int64_t vocab, int64_t has_filters) {
-    return tree_scratch_bytes(vocab, has_filters);
-}
-
 // Verifies token trees.
 DRAFTWISE_EXPORT void draftwise_accept_trees(const TreeAcceptanceCall *call,
                                              const Threads *threads) {
     std::atomic<int64_t> next_tree{0};
-    const int64_t bytes = tree_scratch_bytes(call->vocab, Scratch::has_filters(call->sampling));
     run_on_team(*threads, [&](Worker worker) {
-        char *memory = call->scratch + worker.index * bytes;
         for (int64_t tree; (tree = next_tree++) < call->num_trees;)
-            TreeWalk(*call, tree, memory).run();
+            follow_tree(*call, tree, worker.index);
     });
 }
 
@@ -223,17 +213,6 @@ DRAFTWISE_EXPORT void draftwise_describe_nodes(const NodeCall *call, const Threa
     run_on_team(*threads, [&](Worker worker) {
         for (int64_t row; (row = next_row++) < call->num_rows;)
             describe_node(*call, row, worker.index);
-    });
-}
-
-// Draws children of the nodes of token trees.
-DRAFTWISE_EXPORT void draftwise_draw_children(const ChildrenCall *call, const Threads *threads) {
-    std::atomic<int64_t> next_node{0};
-    const int64_t bytes = Scratch::bytes(call->vocab, false);
-    run_on_team(*threads, [&](Worker worker) {
-        double *sums = (double *)(call->scratch + worker.index * bytes);
-        for (int64_t node; (node = next_node++) < call->num_nodes;)
-            draw_children(*call, node, sums);
     });
 }
 
