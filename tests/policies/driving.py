@@ -179,7 +179,7 @@ def fix_choice(policy, length, scored=False, price=None):
 
     Args:
         policy: the policy.
-        length: the draft length of requests that can draft so many tokens.
+        length: draft length, at most the ``draft_limit`` of each request.
         scored: whether the companion scores the draft.
         price: price of a verified token, in tokens; ``None`` for the policy's own.
     """

@@ -92,7 +92,7 @@ class Guard:
         self.balance = _START
         self._latency = latency
         self._buckets: dict[int, Bucket] = {}
-        self._rests: deque[float] = deque(maxlen=_USUAL_STEPS)
+        self._between_steps: deque[float] = deque(maxlen=_USUAL_STEPS)
         self.begin(())
 
     @property
@@ -242,8 +242,8 @@ class Guard:
 
         Requests that join or end take time between steps, whatever is drafted.
         """
-        self._rests.append(times.rest)
-        usual = min(times.rest, median(self._rests))
+        self._between_steps.append(times.rest)
+        usual = min(times.rest, median(self._between_steps))
         return times.total - times.rest + usual - self.looking_seconds
 
     def settle(self, tokens: float, seconds: float) -> None:

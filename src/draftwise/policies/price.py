@@ -164,15 +164,14 @@ class Adaptive(Policy):
 
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether copies have gained more than looking for them costs, or are to be tried."""
-        return bool(requests) and self._may_look(self._memory_of(len(requests)))
+        if not requests:
+            return False
+        memory = self._memory_of(len(requests))
+        return (memory.since_look + 1) * _TRIAL_SHARE >= -memory.looking
 
     def adds_offers(self, requests: Sequence[RequestState]) -> bool:
         """As :meth:`looks_for_offers`, beside a draft model."""
         return self.looks_for_offers(requests)
-
-    @staticmethod
-    def _may_look(memory: _Memory) -> bool:
-        return (memory.since_look + 1) * _TRIAL_SHARE >= -memory.looking
 
     def looked_for_offers(self, seconds: float) -> None:
         """Charge the time to looking."""

@@ -225,7 +225,7 @@ class SpeculativeVerification(Adaptive):
             self.combined.observe(*known)
 
     def _known_tokens(self, outcome: Outcome) -> tuple[Signals, Booleans, Floats, Floats] | None:
-        """What a scored step tells of acceptance, by token.
+        """Signals and acceptance of the tokens that the target verified in a scored step.
 
         ``None`` if the companion did not score the step, or the target verified no draft.
 
