@@ -107,7 +107,7 @@ RUN_SANITIZED := DRAFTWISE_NATIVE_FLAGS="$(SANITIZED)" CXX=g++ ASAN_OPTIONS=dete
 
 .PHONY: test-sanitizers
 test-sanitizers: setup
-	$(RUN_SANITIZED) -c "from draftwise.models.native.library import kernel_in_use as kernel; \
+	$(RUN_SANITIZED) -c "from draftwise.kernels.native.library import kernel_in_use as kernel; \
 		assert kernel() == 'native', kernel()"
 	$(RUN_SANITIZED) -m pytest --capture=sys tests/models/test_native_*.py \
 		tests/models/test_narrow_weights.py tests/models/test_cache_rollback.py \

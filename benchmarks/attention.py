@@ -16,12 +16,14 @@ import torch
 from turns import take_turns
 
 from draftwise.benchmark.report import write_report
-from draftwise.models import attention
-from draftwise.models.attention import PackedBatch, Segment, attend, pack
+from draftwise.kernels.native.library import kernel_in_use
+from draftwise.models import packing
+from draftwise.models.attention import attend
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.native.library import kernel_in_use
+from draftwise.models.packing import PackedBatch, pack
+from draftwise.models.segment import Segment
 
 KV_HEADS, HEADS_PER_KV, HEAD_SIZE = 6, 3, 64
 BATCH_SIZES = (1, 8, 32)
@@ -46,12 +48,12 @@ def segments_of(batch_size: int, queries: str, context: int) -> list[Segment]:
 
 
 def plan_without_kernel(cache: KVCache, segments: list[Segment], dtype: torch.dtype) -> PackedBatch:
-    kernel = attention.native_attention
+    kernel = packing.native_attention
     try:
-        attention.native_attention = lambda *_: None
+        packing.native_attention = lambda *_: None
         return pack(cache, segments, dtype, CPU)
     finally:
-        attention.native_attention = kernel
+        packing.native_attention = kernel
 
 
 @torch.inference_mode()

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise.benchmark.report import write_report
+from draftwise.studies.catalogue import study_class
 from draftwise.studies.cost_ratio import at_cost_ratio
-from draftwise.studies.registry import study_class
 from draftwise.studies.settings import StudySettings
 from draftwise.studies.workbench import Workbench
 from draftwise.studies.writing import describe

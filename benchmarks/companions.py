@@ -26,8 +26,8 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine.assembly import Models
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.models import loading
-from draftwise.models.attention import Segment
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.segment import Segment
 from draftwise.profiling.acceptance import collect
 from draftwise.prompts import load_prompts
 

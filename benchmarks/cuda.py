@@ -29,7 +29,7 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.measure import with_seeds
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
-from draftwise.models.source import locate
+from draftwise.checkpoints.source import locate
 from draftwise.models.static_steps import StepMode
 from draftwise.outputs import SpeculationStats
 

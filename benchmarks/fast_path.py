@@ -25,11 +25,11 @@ import torch
 from turns import ratio_of_turns, take_turns
 
 from draftwise.benchmark.report import write_report
-from draftwise.models import attention, forward, packed_model
-from draftwise.models.attention import Segment
+from draftwise.kernels.native import suitability
+from draftwise.kernels.native.library import kernel_in_use
+from draftwise.models import forward, packed_model, packing
 from draftwise.models.loading import LoadedModel, load_model
-from draftwise.models.native import suitability
-from draftwise.models.native.library import kernel_in_use
+from draftwise.models.segment import Segment
 
 CONTEXT = 160
 CPU = torch.device("cpu")
@@ -75,10 +75,10 @@ def passes(model: LoadedModel, how: str, batch_size: int) -> Callable[[], None]:
     segments = [Segment(row, CONTEXT, 1) for row in range(batch_size)]
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.model.vocab_size, (batch_size,), generator=generator).tolist()
-    plan = (lambda *_: None) if how == "no kernels" else attention.native_attention
+    plan = (lambda *_: None) if how == "no kernels" else packing.native_attention
 
     def run() -> None:
-        with patched((attention, "native_attention", plan)):
+        with patched((packing, "native_attention", plan)):
             model.model.forward(cache, tokens, segments, range(batch_size))
 
     return run

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from draftwise.benchmark.report import write_report
 from draftwise.core.sampling import LogitControls, probabilities
-from draftwise.models.native.library import native_library
-from draftwise.models.native.sampling import distributions
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.sampling import distributions
 
 ROWS = 8
 FILTERS: tuple[tuple[int | None, float | None], ...] = ((None, 0.95), (50, None), (50, 0.95))

@@ -24,9 +24,9 @@ from stored_weights import stored_bytes
 from turns import take_turns
 
 from draftwise.benchmark.report import write_report
-from draftwise.models.attention import Segment
+from draftwise.kernels.native.library import kernel_in_use
 from draftwise.models.loading import LoadedModel, load_model
-from draftwise.models.native.library import kernel_in_use
+from draftwise.models.segment import Segment
 
 matplotlib.use("Agg")
 

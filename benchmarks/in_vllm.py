@@ -30,7 +30,7 @@ from draftwise.benchmark.peer_modes import modes_of
 from draftwise.benchmark.peers import Peer, PeerModels
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
-from draftwise.models.source import locate
+from draftwise.checkpoints.source import locate
 
 BASELINE = "vllm"
 

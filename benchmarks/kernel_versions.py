@@ -22,8 +22,8 @@ from turns import pass_turns, ratio_of_turns
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
-from draftwise.models.native.compilation import compiled_library
-from draftwise.models.native.library import NativeLibrary
+from draftwise.kernels.native.compilation import compiled_library
+from draftwise.kernels.native.library import NativeLibrary
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
 SIZES = ((1, 1), (1, 8), (8, 8), (8, 32), (8, 48), (8, 64), (32, 32), (32, 96), (32, 192))
@@ -31,7 +31,7 @@ SIZES = ((1, 1), (1, 8), (8, 8), (8, 32), (8, 48), (8, 64), (32, 32), (32, 96), 
 
 def kernels_of(source: Path) -> NativeLibrary:
     """Compile the kernels of a source tree, or use the cached library."""
-    compiled = compiled_library(source / "draftwise/models/native/source")
+    compiled = compiled_library(source / "draftwise/kernels/native/source")
     return NativeLibrary(ctypes.CDLL(str(compiled)))
 
 

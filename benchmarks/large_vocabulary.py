@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from draftwise import LLM, SamplingParams
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
-from draftwise.models.native.drafting import DraftRun
+from draftwise.kernels.native.drafting import DraftRun
 
 PARTS = ("draft passes", "drawing", "select", "verify", "accept", "rest")
 SETTINGS = {

@@ -23,7 +23,7 @@ from turns import pass_turns, ratio_of_turns
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.engine.assembly import Models
-from draftwise.models.native import suitability
+from draftwise.kernels.native import suitability
 from draftwise.models.packed_model import Segment
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 

@@ -18,12 +18,12 @@ from turns import take_turns
 
 from draftwise.benchmark.report import write_report
 from draftwise.core.sampling import LogitControls
+from draftwise.kernels.native.drafting import DraftRun
+from draftwise.kernels.native.library import kernel_in_use
 from draftwise.models import packed_model
-from draftwise.models.attention import Segment
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.loading import LoadedModel, load_model
-from draftwise.models.native.drafting import DraftRun
-from draftwise.models.native.library import kernel_in_use
+from draftwise.models.segment import Segment
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 TOKENS_EACH = (1, 2, 4, 6)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.errors import InvalidParameterError
-from draftwise.studies.registry import STUDIES
+from draftwise.studies.catalogue import STUDIES
 
 _REASONS = "reasons.json"
 _COUNTED = re.compile(r"Of the statements below .*? do not\.", re.S)

@@ -23,8 +23,8 @@ from turns import take_turns
 from draftwise.benchmark.report import write_report
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.matcher import SuffixMatcher
-from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
+from draftwise.models.segment import Segment
 
 
 def tokens_of(text: Path, tokenizer: Any, count: int) -> list[int]:

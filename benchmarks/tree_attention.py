@@ -22,11 +22,13 @@ from rich.table import Table
 from turns import ratio_of_turns, take_turns
 
 from draftwise.benchmark.report import write_report
-from draftwise.models.attention import PackedBatch, Segment, attend, pack
+from draftwise.models.attention import attend
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.loading import LoadedModel, load_model
+from draftwise.models.packing import PackedBatch, pack
+from draftwise.models.segment import Segment
 from draftwise.models.tree_tokens import SegmentTree, whole_tree
 
 KV_HEADS, HEADS_PER_KV, HEAD_SIZE, LAYERS = 6, 3, 64, 12

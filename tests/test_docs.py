@@ -12,7 +12,7 @@ import typer
 import draftwise
 from draftwise.cli.app import app
 from draftwise.policies import POLICIES, Signal
-from draftwise.policies.registry import options_of
+from draftwise.policies.catalogue import options_of
 
 from . import forked
 

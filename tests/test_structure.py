@@ -1,6 +1,7 @@
 """Public names of the package, and the direction of its internal dependencies."""
 
 import ast
+import graphlib
 import re
 import sys
 import tomllib
@@ -33,11 +34,15 @@ MAY_IMPORT = {
     "training": {"devices", "errors"},
     "devices": {"errors"},
     "zoo": {"devices", "errors", "training"},
-    "models": {"core", "devices", "errors", "token_bytes", "values", "zoo"},
+    "checkpoints": {"core", "errors", "values", "zoo"},
+    # The descriptions of models and caches that kernels read are in models.
+    "kernels": {"checkpoints", "core", "models", "zoo"},
+    "models": {"checkpoints", "core", "devices", "errors", "kernels", "token_bytes", "zoo"},
     "engine": {
         "core",
         "errors",
         "estimators",
+        "kernels",
         "models",
         "outputs",
         "params",
@@ -52,25 +57,26 @@ MAY_IMPORT = {
         "engine",
         "errors",
         "estimators",
+        "kernels",
         "models",
-        "outputs",
         "params",
         "policies",
         "speculation",
         "values",
     },
     "building": {
+        "checkpoints",
         "core",
         "engine",
         "errors",
         "estimators",
         "models",
-        "params",
         "policies",
         "profiling",
         "speculation",
     },
     "distillation": {
+        "checkpoints",
         "core",
         "devices",
         "engine",
@@ -87,9 +93,9 @@ MAY_IMPORT = {
         "speculation",
     },
     "llm": {
-        "devices",
         "building",
-        "core",
+        "checkpoints",
+        "devices",
         "engine",
         "errors",
         "models",
@@ -161,13 +167,29 @@ def test_version():
 SOURCES = list(sources())
 
 
-@pytest.mark.parametrize(("file", "module"), SOURCES, ids=[module for _, module in SOURCES])
-def test_dependencies_point_downwards(file, module):
-    part = part_of(module)
-    if part is None or part in TOP:
-        return
-    used = {part_of(name) for name in imported(file, module)} - {part}
-    assert used <= MAY_IMPORT[part]
+def test_dependencies_point_downwards():
+    for file, module in SOURCES:
+        part = part_of(module)
+        if part is None or part in TOP:
+            continue
+        used = {part_of(name) for name in imported(file, module)} - {part}
+        assert used <= MAY_IMPORT[part], module
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Imports within functions and those for types count as well."""
+    modules = {module for _, module in SOURCES}
+    graph = {}
+    for file, module in SOURCES:
+        if ".peer_engines." in module:  # they run where Draftwise is not installed
+            continue
+        names = set(imported(file, module))
+        found = {n if n in modules else n.rpartition(".")[0] for n in names}
+        graph[module] = {each for each in found if each in modules and each != module}
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))
 
 
 def test_every_part_is_listed():

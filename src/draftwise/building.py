@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from draftwise.checkpoints.exits.files import find_exit
+from draftwise.checkpoints.imports import quiet_import
+from draftwise.checkpoints.mtp import refuse_mtp
+from draftwise.checkpoints.source import loaded_name, split_name
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import fitting_context
 from draftwise.engine.parallel.overlap import Interference, OverlapOptions, OverlappedEngine
-from draftwise.engine.proposers.registry import draft_model_name
+from draftwise.engine.proposers.by_name import draft_model_name
 from draftwise.engine.turns import Turns
 from draftwise.errors import (
     DraftwiseWarning,
@@ -29,7 +33,6 @@ from draftwise.errors import (
     UnsupportedModelError,
 )
 from draftwise.estimators.profile import AcceptanceProfile
-from draftwise.models.exits.files import find_exit
 from draftwise.models.exits.loading import check_exits, load_exit
 from draftwise.models.heads.loading import (
     check_head_kind,
@@ -38,13 +41,10 @@ from draftwise.models.heads.loading import (
     load_head,
 )
 from draftwise.models.heads.model import HeadModel
-from draftwise.models.imports import quiet_import
 from draftwise.models.loading import LoadedModel, WeightTypes, load_model
-from draftwise.models.mtp import refuse_mtp
-from draftwise.models.source import loaded_name, split_name
 from draftwise.models.vocabulary_match import match_vocabulary
 from draftwise.policies import Policy, policy_class
-from draftwise.policies.registry import check_companion_is_asked
+from draftwise.policies.catalogue import check_companion_is_asked
 from draftwise.profiling.latency import check_latency, measure_latency
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import Stage

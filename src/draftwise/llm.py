@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from draftwise.building import BuildSettings, EngineBuilder
+from draftwise.checkpoints.mtp import refuse_mtp
 from draftwise.devices import resolve_device
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.call import Call
@@ -24,7 +25,6 @@ from draftwise.engine.suffix.loading import tokenizer_fingerprint
 from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
 from draftwise.models.host_memory import return_free_memory
 from draftwise.models.loading import LoadedModel, weight_types
-from draftwise.models.mtp import refuse_mtp
 from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize

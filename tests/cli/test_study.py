@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from draftwise.cli import main
-from draftwise.studies.registry import STUDIES
+from draftwise.studies.catalogue import STUDIES
 
 from ..tiny_models import Recipe
 from .page import Page
@@ -181,7 +181,7 @@ def test_all_skips_studies_without_their_models(command, monkeypatch):
 def test_all_skips_studies_that_cannot_be_measured(command, monkeypatch, tmp_path):
     """Texts that are too short for one study do not end the other studies."""
     few = {name: STUDIES[name] for name in ("oracle-length", "threshold")}
-    monkeypatch.setattr("draftwise.studies.registry.STUDIES", few)
+    monkeypatch.setattr("draftwise.studies.catalogue.STUDIES", few)
     arguments = ["--max-tokens", "8", "--num-prompts", "2", "--batch-sizes", "1"]
     status, out, _ = command("all", *arguments, roles=("target", "draft"))
     assert status == 0

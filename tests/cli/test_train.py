@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwise import LLM
+from draftwise.checkpoints.heads import read_head
 from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.run import Machine, TrainingRun
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.errors import HeadTargetWarning, InvalidParameterError, UnsupportedModelError
-from draftwise.models.heads import read_head
 
 from ..stand_ins import unguarded
 from .training import PROMPTS, TARGET, assert_drafts

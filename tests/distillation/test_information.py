@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from draftwise.checkpoints.heads import read_head
 from draftwise.core.signals import overlap
 from draftwise.distillation.documents import pack_documents
 from draftwise.distillation.eagle3 import chain_logits_of_head
@@ -15,7 +16,6 @@ from draftwise.distillation.information import CompanionMeasures
 from draftwise.distillation.scored_draft import LoadedDraft, default_size, find_draft
 from draftwise.distillation.start import continued_head
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.heads import read_head
 
 from ..tiny_heads import HeadRecipe
 from .conftest import LENGTH, TARGET, random_documents, tiny_teacher

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from draftwise import LLM
+from draftwise.checkpoints.exits.files import ExitConfig, write_exit
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
-from draftwise.models.exits.files import ExitConfig, write_exit
 from draftwise.models.hidden_states import decoder_layers
 from draftwise.models.model_part import ModelPart
 from draftwise.policies import policy_class

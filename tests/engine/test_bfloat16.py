@@ -7,7 +7,7 @@ result therefore does not depend on the number of verified tokens.
 import pytest
 
 from draftwise import LLM, SamplingParams
-from draftwise.models.native.decoder import NativeDecoder
+from draftwise.kernels.native.decoder import NativeDecoder
 
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe

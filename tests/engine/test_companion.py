@@ -14,11 +14,11 @@ from draftwise.errors import (
     NumericalError,
     VocabularyMismatchError,
 )
+from draftwise.kernels.native.drafting import DraftRun
+from draftwise.kernels.native.structures import DecoderCall
 from draftwise.models.loading import load_model
-from draftwise.models.native.drafting import DraftRun
-from draftwise.models.native.structures import DecoderCall
 from draftwise.models.packed_model import PackedModel
-from draftwise.policies import registry
+from draftwise.policies import catalogue as registry
 
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe, byte_tokenizer

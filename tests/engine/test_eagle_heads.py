@@ -8,9 +8,9 @@ from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import cached_head
 from draftwise.engine.assembly import Models
 from draftwise.errors import SlowPathWarning, UnsupportedModelError
+from draftwise.kernels.native import library
 from draftwise.models import hidden_states
 from draftwise.models.heads.model import HeadModel
-from draftwise.models.native import library
 from draftwise.outputs import TokenSource
 from draftwise.policies.base import PolicyContext
 from draftwise.profiling.passes import PassShape, PassTimer, Stage

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from draftwise import LLM, SamplingParams
 from draftwise.errors import DraftwiseError, InvalidParameterError, UnsupportedModelError
-from draftwise.models.native import library
-from draftwise.models.native.library import kernel_in_use
+from draftwise.kernels.native import library
+from draftwise.kernels.native.library import kernel_in_use
 from draftwise.policies.step_times import SCORED
 
 from ..stand_ins import unguarded, vary_choices

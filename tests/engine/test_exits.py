@@ -10,11 +10,11 @@ from draftwise import LLM, SamplingParams
 from draftwise.core.types import Plan
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
+from draftwise.kernels.native import library
+from draftwise.kernels.native.library import kernel_in_use
 from draftwise.models import pretrained
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.model_part import ModelPart
-from draftwise.models.native import library
-from draftwise.models.native.library import kernel_in_use
 from draftwise.outputs import FinishReason, TokenSource
 from draftwise.policies import POLICIES
 from draftwise.policies.base import PolicyContext

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from draftwise.models.native import library
+from draftwise.kernels.native import library
 from draftwise.policies import POLICIES
 
 from ..tiny_models import Recipe

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from draftwise import SamplingParams
-from draftwise.models.native import library
+from draftwise.kernels.native import library
 
 from ..tiny_heads import LAYOUTS
 from .assembly import generate, token_ids

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from draftwise.engine.parallel.pinned_threads import shares
-from draftwise.models.native import library
-from draftwise.models.native.library import kernel_in_use
+from draftwise.kernels.native import library
+from draftwise.kernels.native.library import kernel_in_use
 from draftwise.policies import POLICIES
 
 from ..tiny_eagle_heads import EagleRecipe

@@ -6,8 +6,8 @@ from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import cached_head
 from draftwise.engine.cached_head import CachedHead
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
+from draftwise.kernels.native import library
 from draftwise.models.heads.model import HeadModel
-from draftwise.models.native import library
 from draftwise.outputs import TokenSource
 from draftwise.policies.base import PolicyContext
 

@@ -8,8 +8,8 @@ from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.engine import Engine
+from draftwise.kernels.native.library import kernel_in_use
 from draftwise.models.loading import load_model
-from draftwise.models.native.library import kernel_in_use
 
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe

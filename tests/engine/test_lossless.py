@@ -18,8 +18,8 @@ from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.engine.proposers.model import ModelProposer
-from draftwise.models.native import compilation, library
-from draftwise.models.native.library import kernel_in_use
+from draftwise.kernels.native import compilation, library
+from draftwise.kernels.native.library import kernel_in_use
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES, Signal
 

@@ -9,7 +9,7 @@ import torch
 from draftwise import LLM, SamplingParams
 from draftwise.engine.cached_model import ForwardInput, NodeInput
 from draftwise.errors import InvalidParameterError
-from draftwise.models.native import library
+from draftwise.kernels.native import library
 from draftwise.models.tree_tokens import SegmentTree
 from draftwise.policies import create_policy
 from draftwise.policies.base import PolicyContext

@@ -8,7 +8,7 @@ import torch
 
 from draftwise import RequestSpeculation, SamplingParams
 from draftwise.engine import oracle, step
-from draftwise.models.native.drafting import DraftRun
+from draftwise.kernels.native.drafting import DraftRun
 
 from ..stand_ins import vary_choices
 from ..tiny_models import Recipe

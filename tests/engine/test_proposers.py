@@ -14,8 +14,8 @@ from draftwise.core.types import StepTimes
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.proposers import PROPOSERS, TokenProposer, create_proposer, register
+from draftwise.engine.proposers.by_name import draft_model_name
 from draftwise.engine.proposers.hybrid import HybridProposer
-from draftwise.engine.proposers.registry import draft_model_name
 from draftwise.engine.step import Stopwatch
 from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.loading import load_model

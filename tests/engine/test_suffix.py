@@ -15,7 +15,7 @@ from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.engine.suffix.search import CORPUS_CHUNK, MAX_MATCH
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.matches import HIGHEST, MatchAcceptance
-from draftwise.models.native.library import native_library
+from draftwise.kernels.native.library import native_library
 
 needs_kernels = pytest.mark.skipif(native_library() is None, reason="needs the native kernels")
 BACKENDS = [pytest.param("native", marks=needs_kernels), "numpy"]

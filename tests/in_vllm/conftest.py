@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from draftwise.checkpoints.source import locate
 from draftwise.integrations.vllm.command import WORKER
-from draftwise.models.source import locate
 
 PROCESS = Path(__file__).with_name("engine_process.py")
 # vLLM would bind the threads of all engines that run at the same time to the same cores.

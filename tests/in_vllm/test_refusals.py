@@ -4,9 +4,9 @@ import types
 
 import pytest
 
+from draftwise.checkpoints.fingerprint import checkpoint_fingerprint
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
-from draftwise.models.fingerprint import checkpoint_fingerprint
 
 from ..tiny_models import ModelShelf, Recipe
 from .conftest import EngineError, answer, steered

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.errors import NumericalError
-from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
+from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
 

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, LlamaConfig
 
+from draftwise.checkpoints.stored.completeness import check_complete
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.stored.completeness import check_complete
 
 from .loading_tools import load, refused
 

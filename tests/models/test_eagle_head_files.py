@@ -5,9 +5,7 @@ import os
 import pytest
 import torch
 
-from draftwise.distillation.start import read_start
-from draftwise.errors import InvalidParameterError, UnsupportedModelError
-from draftwise.models.heads import (
+from draftwise.checkpoints.heads import (
     HeadKind,
     HeadLayout,
     files,
@@ -15,6 +13,8 @@ from draftwise.models.heads import (
     parse_head_config,
     read_head,
 )
+from draftwise.distillation.start import read_start
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
 
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_models import Recipe

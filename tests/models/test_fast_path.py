@@ -9,11 +9,11 @@ import transformers
 
 from draftwise import LLM
 from draftwise.errors import SlowPathWarning
+from draftwise.kernels.native import suitability
+from draftwise.kernels.native.library import native_library
 from draftwise.models import fast_path
 from draftwise.models.fast_path import slow_path
 from draftwise.models.loading import load_model
-from draftwise.models.native import suitability
-from draftwise.models.native.library import native_library
 
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe

@@ -6,10 +6,10 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+from draftwise.checkpoints.fingerprint import checkpoint_fingerprint
+from draftwise.checkpoints.source import locate
 from draftwise.errors import ModelNotFoundError
-from draftwise.models.fingerprint import checkpoint_fingerprint
 from draftwise.models.loading import load_model
-from draftwise.models.source import locate
 
 from ..tiny_models import FAMILIES, Recipe, edit_config
 from .loading_tools import CPU, load

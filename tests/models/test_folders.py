@@ -9,12 +9,13 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError
 
 from draftwise import LLM
+from draftwise.checkpoints import adapters, source
+from draftwise.checkpoints.exits.files import ExitConfig, read_exit, write_exit
+from draftwise.checkpoints.lfs import refuse_lfs_pointer
 from draftwise.distillation.start import read_start
 from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
-from draftwise.models import adapters, loading, source
-from draftwise.models.exits.files import ExitConfig, read_exit, write_exit
+from draftwise.models import loading
 from draftwise.models.heads.loading import find_named_head
-from draftwise.models.lfs import refuse_lfs_pointer
 
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_models import Recipe

@@ -9,13 +9,13 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from draftwise import LLM, SamplingParams
+from draftwise.checkpoints.gguf import blocks as ours
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
-from draftwise.models.attention import Segment
-from draftwise.models.gguf import blocks as ours
+from draftwise.kernels.native import suitability
+from draftwise.kernels.native.grouped import IN_GROUPS
+from draftwise.kernels.native.library import native_library
 from draftwise.models.loading import load_model
-from draftwise.models.native import suitability
-from draftwise.models.native.grouped import IN_GROUPS
-from draftwise.models.native.library import native_library
+from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
 

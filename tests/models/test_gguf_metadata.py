@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers.models.olmo3 import modeling_olmo3
 
+from draftwise.checkpoints.gguf import GgufFile, configuration, read_configuration
+from draftwise.checkpoints.gguf.architectures import ARCHITECTURES
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.attention import Segment
-from draftwise.models.gguf import GgufFile, configuration, read_configuration
-from draftwise.models.gguf.architectures import ARCHITECTURES
 from draftwise.models.loading import load_model
+from draftwise.models.segment import Segment
 
 from ..levels import exhaustive_unless
 from .gguf_files import (

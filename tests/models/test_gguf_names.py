@@ -7,8 +7,8 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+from draftwise.checkpoints.gguf import find_gguf, is_gguf
 from draftwise.errors import ModelNotFoundError
-from draftwise.models.gguf import find_gguf, is_gguf
 from draftwise.models.loading import load_model
 
 from .test_gguf import RECIPE, write_gguf

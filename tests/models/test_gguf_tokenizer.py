@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from draftwise.checkpoints.gguf import GgufFile, load_tokenizer
+from draftwise.checkpoints.gguf.end_tokens import end_tokens
+from draftwise.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.gguf import GgufFile, load_tokenizer
-from draftwise.models.gguf.end_tokens import end_tokens
-from draftwise.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from draftwise.models.loading import load_model
 
 from ..levels import exhaustive_unless

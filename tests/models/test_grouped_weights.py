@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from draftwise.checkpoints.quantization import QuantizedMatrix, keep_quantized, quantized_matrix
+from draftwise.kernels.native import suitability
+from draftwise.kernels.native.grouped import IN_GROUPS, is_groupable
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.narrow import QUANTIZED_BITS
 from draftwise.models import pretrained
-from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
-from draftwise.models.native import suitability
-from draftwise.models.native.grouped import IN_GROUPS, is_groupable
-from draftwise.models.native.library import native_library
-from draftwise.models.native.narrow import QUANTIZED_BITS
-from draftwise.models.quantization import QuantizedMatrix, keep_quantized, quantized_matrix
+from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
 

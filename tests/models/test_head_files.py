@@ -6,9 +6,15 @@ import pickle
 import pytest
 import torch
 
+from draftwise.checkpoints.heads import (
+    HeadKind,
+    HeadLayout,
+    find_head,
+    parse_head_config,
+    read_head,
+)
+from draftwise.checkpoints.heads.parsing import is_head_config
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
-from draftwise.models.heads import HeadKind, HeadLayout, find_head, parse_head_config, read_head
-from draftwise.models.heads.parsing import is_head_config
 
 from ..tiny_heads import LAYOUTS, HeadRecipe
 from ..tiny_models import Recipe

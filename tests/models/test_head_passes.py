@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from draftwise.models.attention import Segment
+from draftwise.kernels.native import suitability
+from draftwise.kernels.native.head import NativeHead
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.narrow import COMPRESSED_BITS
 from draftwise.models.heads import model as head_model
 from draftwise.models.heads.loading import load_head
 from draftwise.models.loading import load_model
-from draftwise.models.native import suitability
-from draftwise.models.native.head import NativeHead
-from draftwise.models.native.library import native_library
-from draftwise.models.native.narrow import COMPRESSED_BITS
+from draftwise.models.segment import Segment
 
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe

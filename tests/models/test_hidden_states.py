@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from draftwise.kernels.native.library import native_library
 from draftwise.models import pretrained
-from draftwise.models.attention import Segment
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.loading import load_model
-from draftwise.models.native.library import native_library
+from draftwise.models.segment import Segment
 from draftwise.models.static_steps import StepMode
 
 from ..tiny_models import FAMILIES, Recipe

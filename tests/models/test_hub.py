@@ -11,8 +11,8 @@ import torch
 from huggingface_hub import constants
 
 from draftwise import LLM, SamplingParams
+from draftwise.checkpoints.hub import find_on_hub
 from draftwise.errors import ModelNotFoundError
-from draftwise.models.hub import find_on_hub
 from draftwise.models.loading import load_model
 
 from ..stand_ins import unguarded

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from draftwise.errors import CacheExhaustedError
+from draftwise.models.blocked_linear import BlockedLinear, block_linear_layers, can_block
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.packing import PackedLinear, can_pack, pack_linear_layers
 
 from ..tiny_models import Recipe
 
@@ -86,17 +86,17 @@ def test_a_cache_larger_than_memory_is_refused():
     assert "lower max_model_len or max_batch_size" in caught.value.message
 
 
-@pytest.mark.skipif(not can_pack(torch.float32, CPU), reason="this PyTorch packs no weights")
+@pytest.mark.skipif(not can_block(torch.float32, CPU), reason="this PyTorch packs no weights")
 class TestPackedWeights:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("tokens", [1, 7, 40])
     def test_equals_the_plain_layer(self, dtype, bias, tokens):
-        if not can_pack(dtype, CPU):
+        if not can_block(dtype, CPU):
             pytest.skip("this processor multiplies float32 only")
         torch.manual_seed(0)
         plain = torch.nn.Linear(24, 10, bias=bias, dtype=dtype)
-        packed = PackedLinear(plain.weight, plain.bias)
+        packed = BlockedLinear(plain.weight, plain.bias)
         inputs = torch.randn(1, tokens, 24, dtype=dtype)
         with torch.inference_mode():
             torch.testing.assert_close(packed(inputs), plain(inputs))
@@ -107,8 +107,8 @@ class TestPackedWeights:
         ids = torch.tensor([[1, 2, 3, 4]])
         with torch.inference_mode():
             expected = model(input_ids=ids).logits
-            count = pack_linear_layers(model)
-            assert count == sum(isinstance(m, PackedLinear) for m in model.modules())
+            count = block_linear_layers(model)
+            assert count == sum(isinstance(m, BlockedLinear) for m in model.modules())
             assert count > 4
             assert not any(type(m) is torch.nn.Linear for m in model.modules())
             torch.testing.assert_close(model(input_ids=ids).logits, expected)

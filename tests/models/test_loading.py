@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from draftwise import LLM, devices
+from draftwise.checkpoints import source
 from draftwise.devices import resolve_device
 from draftwise.errors import (
     DraftwiseError,
@@ -15,9 +16,9 @@ from draftwise.errors import (
     VocabularyMismatchError,
     VocabularyWarning,
 )
-from draftwise.models import loading, source
+from draftwise.kernels.native.library import native_library
+from draftwise.models import loading
 from draftwise.models.loading import WeightTypes, load_model, resolve_dtype, weight_types
-from draftwise.models.native.library import native_library
 
 from ..stand_ins import unguarded
 from ..tiny_models import FAMILIES, Recipe, byte_tokenizer, edit_config

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from draftwise.kernels.native.decoder import NativeDecoder
+from draftwise.kernels.native.library import kernel_in_use, native_library
 from draftwise.models import pretrained
-from draftwise.models.attention import Segment
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.loading import load_model
 from draftwise.models.model_part import ModelPart
-from draftwise.models.native.decoder import NativeDecoder
-from draftwise.models.native.library import kernel_in_use, native_library
+from draftwise.models.segment import Segment
 
 from ..engine.exits import exit_logits
 from ..tiny_models import FAMILIES, Recipe

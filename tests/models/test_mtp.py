@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwise import LLM
+from draftwise.checkpoints import mtp, source
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
-from draftwise.models import mtp, source
 
 from ..stand_ins import unguarded
 from ..tiny_models import edit_config

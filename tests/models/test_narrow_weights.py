@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from draftwise.checkpoints.quantization import QuantizedMatrix
+from draftwise.kernels.native import narrow, structures, suitability
+from draftwise.kernels.native.grouped import IN_GROUPS
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.panels import panels
 from draftwise.models import pretrained
-from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
-from draftwise.models.native import narrow, structures, suitability
-from draftwise.models.native.grouped import IN_GROUPS
-from draftwise.models.native.library import native_library
-from draftwise.models.native.panels import panels
-from draftwise.models.quantization import QuantizedMatrix
+from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
 from .test_native_decoder import RECIPES, TILED, load

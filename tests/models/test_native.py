@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.models.native import compilation, structures
-from draftwise.models.native import library as native
+from draftwise.kernels.native import compilation, structures
+from draftwise.kernels.native import library as native
 
 from .. import forked
 
@@ -247,7 +247,7 @@ def test_only_one_openmp_runtime_is_loaded(calls):
     script = """
 import torch
 from pathlib import Path
-from draftwise.models.native.library import native_library
+from draftwise.kernels.native.library import native_library
 
 def runtimes():
     lines = Path("/proc/self/maps").read_text().splitlines()

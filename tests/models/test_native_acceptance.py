@@ -6,8 +6,8 @@ import torch
 from draftwise.core.rejection import accept as plain_accept
 from draftwise.core.sampling import LogitControls, probabilities
 from draftwise.core.types import Plan
-from draftwise.models.native.acceptance import accept
-from draftwise.models.native.library import native_library
+from draftwise.kernels.native.acceptance import accept
+from draftwise.kernels.native.library import native_library
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 

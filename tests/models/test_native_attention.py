@@ -7,12 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.models import attention as attention_module
-from draftwise.models.attention import Segment, attend, pack
+from draftwise.kernels.native.library import native_library
+from draftwise.models import packing
+from draftwise.models.attention import attend
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.native.library import native_library
+from draftwise.models.packing import pack
+from draftwise.models.segment import Segment
 
 CPU = torch.device("cpu")
 CAPACITY = 340
@@ -25,7 +27,7 @@ KERNELS = [pytest.param("native", marks=needs_kernel), "PyTorch"]
 @pytest.fixture(params=KERNELS)
 def kernel(request, monkeypatch):
     if request.param == "PyTorch":
-        monkeypatch.setattr(attention_module, "native_attention", lambda *_: None)
+        monkeypatch.setattr(packing, "native_attention", lambda *_: None)
     return request.param
 
 
@@ -106,7 +108,7 @@ def ragged(draw):
 def test_equals_float64(kind, dtype, segments, kv_heads, repeat, sizes, seed):
     with pytest.MonkeyPatch.context() as patch:
         if kind == "PyTorch":
-            patch.setattr(attention_module, "native_attention", lambda *_: None)
+            patch.setattr(packing, "native_attention", lambda *_: None)
         Case(segments, kv_heads, repeat, sizes, dtype, seed).check()
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from draftwise.errors import NumericalError
+from draftwise.kernels.native.decoder import NativeDecoder
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.panels import interleaved, panels
 from draftwise.models import pretrained
-from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
-from draftwise.models.native.decoder import NativeDecoder
-from draftwise.models.native.library import native_library
-from draftwise.models.native.panels import interleaved, panels
+from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
 

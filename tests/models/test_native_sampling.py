@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from draftwise.core import sampling as plain
 from draftwise.core.sampling import LogitControls
 from draftwise.core.signals import agreement, overlap, token_probabilities
-from draftwise.models.native.library import native_library
-from draftwise.models.native.sampling import distributions, greedy_tokens, score_draft
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.sampling import distributions, greedy_tokens, score_draft
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 

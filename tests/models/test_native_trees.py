@@ -8,8 +8,8 @@ from draftwise.core.rejection import sample
 from draftwise.core.sampling import LogitControls, probabilities
 from draftwise.core.types import Plan
 from draftwise.engine.tree_paths import accepted_nodes, path_rows
-from draftwise.models.native.library import native_library
-from draftwise.models.native.trees import accept_trees, describe_nodes
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.trees import accept_trees, describe_nodes
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import random
-from draftwise.models.native.library import kernel_in_use
-from draftwise.models.native.uniforms import step_uniforms
+from draftwise.kernels.native.library import kernel_in_use
+from draftwise.kernels.native.uniforms import step_uniforms
 
 pytestmark = pytest.mark.skipif(
     kernel_in_use() != "native", reason="no native kernels on this machine"

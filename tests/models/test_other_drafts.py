@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from draftwise import LLM
+from draftwise.checkpoints import hub, source
+from draftwise.checkpoints.heads import files
+from draftwise.checkpoints.other_drafts import other_kind
 from draftwise.errors import UnsupportedModelError
-from draftwise.models import hub, loading, source
-from draftwise.models.heads import files
-from draftwise.models.other_drafts import other_kind
+from draftwise.models import loading
 
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe

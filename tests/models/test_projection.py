@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from draftwise.models.attention import Segment
+from draftwise.kernels.native import library
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.projection import NativeProjection
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.loading import load_model
-from draftwise.models.native import library
-from draftwise.models.native.library import native_library
-from draftwise.models.native.projection import NativeProjection
+from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
 

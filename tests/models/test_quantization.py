@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from draftwise.errors import NumericalError
-from draftwise.models import loading
-from draftwise.models.attention import Segment
-from draftwise.models.forward import ModuleForward
-from draftwise.models.quantization import (
+from draftwise.checkpoints.quantization import (
     expand_weights,
     has_quantized_weights,
     quantize_linear_layers,
 )
+from draftwise.errors import NumericalError
+from draftwise.models import loading
+from draftwise.models.forward import ModuleForward
+from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
 from .loading_tools import load

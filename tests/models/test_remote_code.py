@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from draftwise.models.packing import can_pack
+from draftwise.models.blocked_linear import can_block
 
 from ..tiny_models import edit_config
 from .loading_tools import CPU, load, refused
@@ -100,7 +100,7 @@ class TestTrustedCode:
         self.write(llama, forward.format(asks))
         assert load(llama, trust_remote_code=True).model.vocab_size == 32
         self.write(llama, forward.format("bool(self.lm_head.weight.any())"))
-        if can_pack(torch.float32, CPU):
+        if can_block(torch.float32, CPU):
             assert "packed" in refused(llama, trust_remote_code=True).message
 
     def test_code_that_fails(self, llama):

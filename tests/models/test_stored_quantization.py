@@ -10,13 +10,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwise import LLM, SamplingParams
+from draftwise.checkpoints.fingerprint import checkpoint_fingerprint, model_fingerprint
+from draftwise.checkpoints.stored.inputs import QuantizedInputs
+from draftwise.checkpoints.stored.layouts import unpack
+from draftwise.checkpoints.stored.loading import load_checkpoint
 from draftwise.distillation.teacher import load_teacher
 from draftwise.errors import ModelNotFoundError
-from draftwise.models.attention import Segment
-from draftwise.models.fingerprint import checkpoint_fingerprint, model_fingerprint
-from draftwise.models.stored.inputs import QuantizedInputs
-from draftwise.models.stored.layouts import unpack
-from draftwise.models.stored.loading import load_checkpoint
+from draftwise.models.segment import Segment
 
 from ..tiny_models import edit_config
 from .loading_tools import load, refused

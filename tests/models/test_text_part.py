@@ -4,10 +4,10 @@ import pytest
 import torch
 import transformers
 
+from draftwise.checkpoints.stored.inputs import QuantizedInputs
+from draftwise.checkpoints.text_part import AbsentEncoder, absent_encoders, text_model_class
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.attention import Segment
-from draftwise.models.stored.inputs import QuantizedInputs
-from draftwise.models.text_part import AbsentEncoder, absent_encoders, text_model_class
+from draftwise.models.segment import Segment
 
 from ..tiny_models import randomise
 from .loading_tools import load, refused

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.models.attention import Segment
+from draftwise.kernels.native import library
 from draftwise.models.kv_cache import KeptPath
 from draftwise.models.loading import load_model
-from draftwise.models.native import library
+from draftwise.models.segment import Segment
 from draftwise.models.tree_tokens import (
     MAX_TREE_TOKENS,
     SegmentTree,
@@ -68,7 +68,7 @@ def read(model, cache, text, size):
 def kernels(request, monkeypatch):
     """Once with the native kernels, and once without."""
     if request.param == "PyTorch":
-        for name in ("attention.native_attention", "forward.native_decoder"):
+        for name in ("packing.native_attention", "forward.native_decoder"):
             monkeypatch.setattr(f"draftwise.models.{name}", lambda *arguments: None)
     elif library.native_library() is None:
         pytest.skip("no compiler")

@@ -11,8 +11,8 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
+from draftwise.kernels.native.drafting import DraftRun
 from draftwise.models.loading import load_model
-from draftwise.models.native.drafting import DraftRun
 from draftwise.profiling import interference, latency
 from draftwise.profiling.fitting import Point, fit_stage
 from draftwise.profiling.interference import measure_interference

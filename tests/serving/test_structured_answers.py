@@ -9,8 +9,8 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
+from draftwise.checkpoints.source import locate
 from draftwise.llm import LLM
-from draftwise.models.source import locate
 from draftwise.outputs import TokenLogprobs, TokenSource
 from draftwise.params import SamplingParams
 from draftwise.serving.completion_answers import CompletionFormat, Echo

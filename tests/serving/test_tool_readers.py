@@ -15,10 +15,10 @@ from draftwise.serving.tools.constrained import (
     arguments_schema,
     calls_schema,
 )
+from draftwise.serving.tools.detection import PARSERS, detect_parser
 from draftwise.serving.tools.events import Arguments, Call, Text
 from draftwise.serving.tools.hermes import HermesReader
 from draftwise.serving.tools.llama3_json import Llama3JsonReader
-from draftwise.serving.tools.registry import PARSERS, detect_parser
 
 NAMES = ["add", "get_weather"]
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "}</tool>"}}'

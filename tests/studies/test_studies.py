@@ -8,15 +8,15 @@ import pytest
 
 from draftwise import zoo
 from draftwise.errors import InvalidParameterError, PromptError
+from draftwise.studies.catalogue import STUDIES, study_class
 from draftwise.studies.cost_ratio import CostRatio
 from draftwise.studies.positions import Text, read_texts
-from draftwise.studies.registry import STUDIES, study_class
 from draftwise.studies.settings import StudySettings
 from draftwise.studies.study import HOLDS, HOLDS_NOT, PARTLY, Finding
 from draftwise.studies.tasks import file_tasks, load_tasks
 from draftwise.studies.workbench import Workbench, same_distribution
 from draftwise.studies.writing import about, read, redraw, write_page, write_study
-from draftwise.zoo import registry
+from draftwise.zoo import bundled
 
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
@@ -79,9 +79,9 @@ def bundled_bench(models, settings, tmp_path_factory):
         (weights / name).symlink_to(models.folder(recipe))
     target, draft, companion = (zoo.PREFIX + name for name in NAMES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_WEIGHTS", weights)
+        patch.setattr(bundled, "_WEIGHTS", weights)
         cache = tmp_path_factory.mktemp("cache")
-        patch.setattr(registry, "cache_folder", lambda: cache)
+        patch.setattr(bundled, "cache_folder", lambda: cache)
         made = Workbench(replace(settings, target=target, draft=draft, companion=companion))
         yield made
         made.close()

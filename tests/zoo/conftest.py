@@ -5,9 +5,9 @@ import pytest
 
 from draftwise.training.schedule import Schedule
 from draftwise.zoo import train as train_module
-from draftwise.zoo.packed_stream import TokenizedSource
-from draftwise.zoo.packing import Corpus
 from draftwise.zoo.recipe import MIXTURE, Distillation, ModelShape, Stage
+from draftwise.zoo.token_corpus import Corpus
+from draftwise.zoo.token_stream import TokenizedSource
 
 TINY = ModelShape(
     hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=16

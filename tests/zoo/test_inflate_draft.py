@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from draftwise import LLM, SamplingParams
 from draftwise.errors import UnsupportedModelError
-from draftwise.zoo import registry, resolve
+from draftwise.zoo import bundled, resolve
 from draftwise.zoo.inflate_draft import inflate_draft
 
 from ..stand_ins import unguarded
@@ -70,8 +70,8 @@ def weights(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def bundled(weights, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_WEIGHTS", weights)
+def stored(weights, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundled, "_WEIGHTS", weights)
     monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from draftwise.zoo.packed_stream import PackedStream, TokenizedSource, held_out_rows
-from draftwise.zoo.packing import load_corpus
+from draftwise.zoo.token_corpus import load_corpus
+from draftwise.zoo.token_stream import PackedStream, TokenizedSource, held_out_rows
 
 from .conftest import random_source
 

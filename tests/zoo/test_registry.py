@@ -2,8 +2,8 @@ import pytest
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
-from draftwise.zoo import export, names, registry, resolve, train
-from draftwise.zoo.registry import cache_folder
+from draftwise.zoo import bundled, export, names, resolve, train
+from draftwise.zoo.bundled import cache_folder
 from draftwise.zoo.sizes import parse_num_parameters
 
 from .conftest import TINY
@@ -16,7 +16,7 @@ def weights(tmp_path, monkeypatch):
     for name in ("target", "draft"):
         LlamaForCausalLM(TINY.config()).save_pretrained(folder / name)
     (folder / "unfinished").mkdir()
-    monkeypatch.setattr(registry, "_WEIGHTS", folder)
+    monkeypatch.setattr(bundled, "_WEIGHTS", folder)
     monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
     return folder
 
@@ -26,7 +26,7 @@ def test_names(weights):
 
 
 def test_names_without_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_WEIGHTS", tmp_path / "nothing")
+    monkeypatch.setattr(bundled, "_WEIGHTS", tmp_path / "nothing")
     assert names() == []
     with pytest.raises(ModelNotFoundError, match="weights are missing"):
         resolve("zoo:target")
@@ -103,7 +103,7 @@ def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsy
     train.main(command)
     assert "draft: already finished" in capsys.readouterr().out
     export.main(["--runs", str(runs), "--destination", str(shipped)])
-    monkeypatch.setattr(registry, "_WEIGHTS", shipped)
+    monkeypatch.setattr(bundled, "_WEIGHTS", shipped)
     assert names() == ["draft", "target"]
     model = LlamaForCausalLM.from_pretrained(resolve("zoo:draft"))
     tokenizer = AutoTokenizer.from_pretrained(resolve("zoo:draft"))

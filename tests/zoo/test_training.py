@@ -8,8 +8,8 @@ from draftwise.training.loop import Runtime
 from draftwise.training.schedule import Schedule
 from draftwise.zoo.distill import distillation_trainer, forward_kl, sample_continuations
 from draftwise.zoo.evaluation import acceptances, mean_acceptance, validation_losses
-from draftwise.zoo.packed_stream import PackedStream, held_out_rows
 from draftwise.zoo.recipe import MIXTURE, STAGES
+from draftwise.zoo.token_stream import PackedStream, held_out_rows
 from draftwise.zoo.train import _parser, configure_stage
 from draftwise.zoo.training import new_model, text_trainer
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import draftwise
-from draftwise.models.native.library import native_library
+from draftwise.kernels.native.library import native_library
 
 # Settings that only name output files.
 _PLACES = ("output", "table")

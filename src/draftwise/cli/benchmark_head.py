@@ -42,7 +42,7 @@ def with_head(models: ChosenModels, draft: str | None, output: Path) -> ChosenMo
         raise InvalidParameterError(
             "companion", f"{models.companion!r} needs a draft model, and a head is none"
         )
-    from draftwise.models.heads.origin import public_name
+    from draftwise.checkpoints.heads.origin import public_name
 
     folder = output / _FOLDER
     if is_trained(folder):

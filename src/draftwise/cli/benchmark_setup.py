@@ -10,16 +10,16 @@ from draftwise import zoo
 from draftwise.benchmark.contenders import Setting
 from draftwise.benchmark.peer_modes import peer_engine
 from draftwise.benchmark.peers import PeerModels
+from draftwise.checkpoints.exits.files import names_exit
+from draftwise.checkpoints.heads.config import HeadKind
+from draftwise.checkpoints.heads.files import read_head_config
+from draftwise.checkpoints.source import split_name
 from draftwise.cli.defaults import ChosenModels
 from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
-from draftwise.models.exits.files import names_exit
-from draftwise.models.heads.config import HeadKind
-from draftwise.models.heads.files import read_head_config
 from draftwise.models.heads.loading import find_named_head, names_head
 from draftwise.models.loading import resolve_dtype
-from draftwise.models.source import split_name
 from draftwise.policies import policy_class
 
 _LONGEST_PROMPT = 256

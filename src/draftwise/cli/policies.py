@@ -31,7 +31,7 @@ def policies(
 def _describe(policy: type[Policy]) -> dict[str, Any]:
     """A policy as a JSON-serialisable object; signals in the order of their definition."""
     from draftwise.policies import Signal
-    from draftwise.policies.registry import options_of
+    from draftwise.policies.catalogue import options_of
 
     return {
         "name": policy.name,

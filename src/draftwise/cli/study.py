@@ -174,7 +174,7 @@ def study(
       draftwise study all --target TARGET --draft DRAFT --companion COMPANION --prompts FILE -o DIR
     """
     console = Console(highlight=False)
-    from draftwise.studies.registry import STUDIES, study_class
+    from draftwise.studies.catalogue import STUDIES, study_class
 
     if names == ["list"]:
         _show(console, STUDIES.values())
@@ -238,7 +238,7 @@ def _possible(console: Console, names: list[str], settings: StudySettings, skip:
     Raises:
         InvalidParameterError: models of a study are not named, and it is not to be skipped.
     """
-    from draftwise.studies.registry import study_class
+    from draftwise.studies.catalogue import study_class
 
     possible = []
     for name in names:
@@ -262,7 +262,7 @@ def _run(
         InvalidParameterError: a study cannot be measured with these models and prompts, and it is
             not to be skipped.
     """
-    from draftwise.studies.registry import study_class
+    from draftwise.studies.catalogue import study_class
     from draftwise.studies.workbench import Workbench
     from draftwise.studies.writing import about, write_study
 

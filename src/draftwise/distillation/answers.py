@@ -20,7 +20,7 @@ from draftwise.llm import LLM
 from draftwise.outputs import FinishReason
 from draftwise.params import SamplingParams
 from draftwise.training.clock import StepClock
-from draftwise.zoo.registry import cache_folder
+from draftwise.zoo.bundled import cache_folder
 
 # The oldest answers of a file are dropped beyond this size.
 MAX_CACHE_BYTES = 512 * 2**20

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.draft_folder import write_draft
+from draftwise.checkpoints.heads import public_name
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.evaluation import NUM_DRAFTED
@@ -31,8 +33,6 @@ from draftwise.distillation.state_scale import state_scale
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens
-from draftwise.models.draft_folder import write_draft
-from draftwise.models.heads import public_name
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 
@@ -150,7 +150,9 @@ def chain_logits_of_head(
     begins: Tensor,
     num_steps: int,
 ) -> Iterator[Tensor]:
-    """What a head proposes along given texts: a :data:`draftwise.distillation.recipe.ChainLogits`.
+    """What a head proposes along given texts.
+
+    It is a :data:`draftwise.distillation.evaluation.ChainLogits`.
 
     Args:
         head: the head.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from draftwise.distillation.documents import Rows
-from draftwise.distillation.recipe import ChainLogits
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted
 
@@ -17,6 +16,11 @@ from draftwise.distillation.unrolled import shifted
 NUM_DRAFTED = 5
 # Largest number of probabilities of one model that are computed at once.
 _MAX_PROBABILITIES = 2**24
+
+# (rows, what the target computed for them, [rows, length] whether a draft begins after a position,
+# number of steps) -> for each step k, the logits [num_drafts, draft_vocab] with which each draft
+# proposes its token k, given the text
+ChainLogits = Callable[[Rows, Reading, Tensor, int], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class NextTokens:
         rows: the row.
         reading: what the target computed for it.
         begins: ``[1, length]`` whether a draft begins after a position, see
-            :data:`draftwise.distillation.recipe.ChainLogits`.
+            :data:`ChainLogits`.
         temperatures: ``[n]`` temperature of the answer of each true entry of ``begins``.
         logits: ``[n, vocab]`` float32, the target's logits of the token that such a draft proposes
             first.

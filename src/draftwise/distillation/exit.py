@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.checkpoints.exits.files import ExitConfig, write_exit
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.positions import PositionTask
@@ -23,7 +24,6 @@ from draftwise.distillation.state_scale import state_scale
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import along_text
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
-from draftwise.models.exits.files import ExitConfig, write_exit
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 

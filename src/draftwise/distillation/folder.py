@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.models.heads import HeadConfig
+from draftwise.checkpoints.heads import HeadConfig
 
 # Version of the layout that the configuration is written for.
 _SPECULATORS_VERSION = "0.3.0"

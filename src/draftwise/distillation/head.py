@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from draftwise.checkpoints.heads import HeadConfig
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.heads import HeadConfig
 
 _ROLE = "draft"
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.signals import agreement, entropy, overlap, token_probabilities
-from draftwise.distillation.evaluation import HeldOut, NextTokens
-from draftwise.distillation.recipe import ChainLogits
+from draftwise.distillation.evaluation import ChainLogits, HeldOut, NextTokens
 from draftwise.distillation.scored_draft import LoadedDraft
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.estimators.records import Floats, Records

@@ -177,7 +177,9 @@ def chain_logits_of_model(
     begins: Tensor,
     num_steps: int,
 ) -> Iterator[Tensor]:
-    """What a model proposes along given texts: a :data:`draftwise.distillation.recipe.ChainLogits`.
+    """What a model proposes along given texts.
+
+    It is a :data:`draftwise.distillation.evaluation.ChainLogits`.
 
     Args:
         model: the model.

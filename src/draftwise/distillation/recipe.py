@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, RowStream
-from draftwise.distillation.teacher import Reading, Teacher
+from draftwise.distillation.evaluation import ChainLogits, HeldOut
+from draftwise.distillation.teacher import Teacher
 from draftwise.training.loop import Task
 from draftwise.training.schedule import Schedule
-
-if TYPE_CHECKING:
-    from draftwise.distillation.evaluation import HeldOut
-
-# (rows, what the target computed for them, [rows, length] whether a draft begins after a position,
-# number of steps) -> for each step k, the logits [num_drafts, draft_vocab] with which each draft
-# proposes its token k, given the text
-ChainLogits = Callable[[Rows, Reading, Tensor, int], Iterator[Tensor]]
 
 
 class DraftTask(Task, Protocol):

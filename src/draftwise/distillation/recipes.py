@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from draftwise.distillation.companion import CompanionRecipe
+from draftwise.distillation.companion_recipe import CompanionRecipe
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.exit import ExitRecipe
 from draftwise.distillation.model import ModelRecipe

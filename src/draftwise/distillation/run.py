@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from draftwise.checkpoints.draft_folder import write_text
 from draftwise.devices import resolve_device
 from draftwise.distillation.card import card
 from draftwise.distillation.data import Collected, collect, read_prompts
@@ -23,7 +24,6 @@ from draftwise.distillation.target import check_target
 from draftwise.distillation.teacher import load_teacher
 from draftwise.distillation.vocabulary import coverage
 from draftwise.errors import InvalidParameterError
-from draftwise.models.draft_folder import write_text
 from draftwise.models.loading import resolve_dtype
 from draftwise.training.loop import Record, Runtime, Trainer
 from draftwise.training.optimizers import Optimizers

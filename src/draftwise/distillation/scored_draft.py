@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.checkpoints.exits.files import find_exit
+from draftwise.checkpoints.exits.names import exit_layers
+from draftwise.checkpoints.heads import HeadConfig, HeadWeights, read_head
+from draftwise.checkpoints.support import context_length
 from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.eagle3 import chain_logits_of_head
-from draftwise.distillation.recipe import ChainLogits
+from draftwise.distillation.evaluation import ChainLogits
 from draftwise.distillation.start import (
     check_head,
     continued_head,
@@ -25,12 +29,8 @@ from draftwise.distillation.target import check_precision, read_config
 from draftwise.distillation.teacher import Reading, Teacher, load_teacher
 from draftwise.distillation.unrolled import along_text
 from draftwise.errors import InvalidParameterError, UnsupportedModelError, VocabularyMismatchError
-from draftwise.models.exits.files import find_exit
-from draftwise.models.exits.names import exit_layers
-from draftwise.models.heads import HeadConfig, HeadWeights, read_head
 from draftwise.models.heads.loading import find_named_head
 from draftwise.models.loading import load_tokenizer
-from draftwise.models.support import context_length
 from draftwise.models.vocabulary_map import is_same_vocabulary
 
 _ROLE = "draft"

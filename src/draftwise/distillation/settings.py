@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from draftwise.checkpoints.heads import public_name
 from draftwise.errors import InvalidParameterError
-from draftwise.models.heads import public_name
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 from draftwise.values import integer, number

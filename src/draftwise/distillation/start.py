@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.distillation.head import Eagle3Head
-from draftwise.distillation.target import rope_theta
-from draftwise.distillation.teacher import Teacher
-from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
-from draftwise.models.heads import (
+from draftwise.checkpoints.heads import (
     HeadConfig,
     HeadKind,
     HeadLayout,
@@ -20,6 +16,10 @@ from draftwise.models.heads import (
     find_head,
     read_head,
 )
+from draftwise.distillation.head import Eagle3Head
+from draftwise.distillation.target import rope_theta
+from draftwise.distillation.teacher import Teacher
+from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 
 _ROLE = "draft"
 _SHALLOW = 8

@@ -7,10 +7,10 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.source import locate_files, split_name
+from draftwise.checkpoints.support import context_length
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
-from draftwise.models.gguf import is_gguf
-from draftwise.models.source import locate_files, split_name
-from draftwise.models.support import context_length
 
 _ROLE = "target"
 

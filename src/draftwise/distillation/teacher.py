@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from draftwise.checkpoints.fingerprint import model_fingerprint
+from draftwise.checkpoints.quiet import quiet_transformers
+from draftwise.checkpoints.source import locate_files
+from draftwise.checkpoints.stored.completeness import check_complete
+from draftwise.checkpoints.stored.loading import load_checkpoint
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.target import check_layers
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.fingerprint import model_fingerprint
-from draftwise.models.quiet import quiet_transformers
-from draftwise.models.source import locate_files
-from draftwise.models.stored.completeness import check_complete
-from draftwise.models.stored.loading import load_checkpoint
 
 _PROBE_LENGTH = 8
 _TOLERANCE = 0.05

@@ -22,9 +22,9 @@ from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.masks import masks_along
 from draftwise.engine.tree_acceptance import accept_trees
-from draftwise.models.native.acceptance import accept as native_accept
-from draftwise.models.native.library import library_for
-from draftwise.models.native.sampling import greedy_tokens as native_greedy_tokens
+from draftwise.kernels.native.acceptance import accept as native_accept
+from draftwise.kernels.native.library import library_for
+from draftwise.kernels.native.sampling import greedy_tokens as native_greedy_tokens
 from draftwise.models.transfer import fetch, upload
 
 

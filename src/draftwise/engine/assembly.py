@@ -19,9 +19,9 @@ from draftwise.engine.proposers import (
     TokenProposer,
     create_proposer,
 )
+from draftwise.engine.proposers.by_name import PROPOSERS, model_free_proposers
 from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.proposers.model import ModelProposer
-from draftwise.engine.proposers.registry import PROPOSERS, model_free_proposers
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
 from draftwise.errors import CacheExhaustedError, InvalidParameterError

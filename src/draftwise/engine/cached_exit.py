@@ -11,9 +11,9 @@ from draftwise.engine.cached_model import CachedModel, ForwardInput, PackedInput
 from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
-from draftwise.models.attention import Segment
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.segment import Segment
 
 
 class CachedExit(CachedModel):

@@ -17,9 +17,10 @@ from draftwise.engine.cached_model import (
 )
 from draftwise.engine.lifecycle import Commit, StateRows
 from draftwise.engine.request import Request
-from draftwise.models.attention import PackedBatch, Segment
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.packing import PackedBatch
+from draftwise.models.segment import Segment
 
 # A request that does not draft is read when this many of its states wait.
 _MAX_PENDING = 256

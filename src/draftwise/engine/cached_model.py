@@ -10,10 +10,11 @@ from torch import Tensor
 
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
-from draftwise.models.attention import PackedBatch, Segment
+from draftwise.kernels.native.decoder import NativeDecoder
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.packing import PackedBatch
+from draftwise.models.segment import Segment
 from draftwise.models.static_steps import StaticSteps
 from draftwise.models.tree_tokens import MAX_TREE_TOKENS, SegmentTree, tree_after
 

@@ -20,8 +20,8 @@ from draftwise.engine.cached_model import CachedModel, ForwardInput
 from draftwise.engine.lifecycle import FollowsRequests
 from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
-from draftwise.models.native import sampling as native
-from draftwise.models.native.library import library_for
+from draftwise.kernels.native import sampling as native
+from draftwise.kernels.native.library import library_for
 from draftwise.models.transfer import upload
 
 

@@ -14,11 +14,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from draftwise.models.attention import Segment
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.model_part import ModelPart, PartOutput
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.segment import Segment
 
 
 @dataclass

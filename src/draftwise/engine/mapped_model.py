@@ -11,11 +11,11 @@ from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.cached_model import CachedModel, ForwardInput, PackedInput
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
-from draftwise.models.attention import Segment
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.segment import Segment
 from draftwise.models.vocabulary_map import TokenTranslator, VocabularyMap
 
 

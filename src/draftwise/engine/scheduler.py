@@ -19,8 +19,8 @@ from draftwise.errors import (
     EngineError,
     NumericalError,
 )
+from draftwise.kernels.native.uniforms import step_uniforms
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.native.uniforms import step_uniforms
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 
 # Batches whose sampling parameters are cached: two, because overlapped halves alternate.

@@ -22,8 +22,8 @@ from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.masks import next_masks
 from draftwise.engine.tree_paths import accepted_nodes, path_rows
-from draftwise.models.native import trees as native
-from draftwise.models.native.library import library_for
+from draftwise.kernels.native import trees as native
+from draftwise.kernels.native.library import library_for
 from draftwise.models.transfer import fetch, upload
 
 

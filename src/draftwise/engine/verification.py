@@ -16,10 +16,10 @@ from draftwise.engine.lifecycle import StateRows
 from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import as_chains
-from draftwise.models.attention import Segment
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KeptPath, KVCache
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.segment import Segment
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_after
 

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from draftwise.checkpoints.support import ATTENTION_NAME
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.attention import PackedBatch, attend
+from draftwise.models.attention import attend
 from draftwise.models.attention_scores import Scores
 from draftwise.models.layer_shape import LayerShape
-
-ATTENTION_NAME = "draftwise_packed"
+from draftwise.models.packing import PackedBatch
 
 # Arguments that change attention and are supported.
 _SUPPORTED = frozenset({"sliding_window", "softcap", "s_aux"})

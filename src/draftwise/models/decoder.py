@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.models.attention import PackedBatch
+from draftwise.models.blocked_linear import BlockedLinear, join_linear, padded_rows
 from draftwise.models.decoder_layer import DecoderLayer
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.norm import Norm
-from draftwise.models.packing import PackedLinear, join_linear, padded_rows
+from draftwise.models.packing import PackedBatch
 from draftwise.models.transfer import upload
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class DecoderForward:
         self._layers = [DecoderLayer(spec, layer, weight.dtype) for layer in spec.layers]
         self._norm = Norm(spec.norm, weight.dtype)
         self._head = join_linear([spec.head])
-        self._pads = isinstance(self._head, PackedLinear)
+        self._pads = isinstance(self._head, BlockedLinear)
         self._fused: FusedLayers | None = None
         if has_kernels(spec):
             from draftwise.models.fused_layers import FusedLayers

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.models.attention import PackedBatch, attend
+from draftwise.models.attention import attend
 from draftwise.models.attention_scores import Scores
+from draftwise.models.blocked_linear import Linear, join_linear
 from draftwise.models.decoder_spec import Activation, LayerSpec
 from draftwise.models.norm import Norm
-from draftwise.models.packing import Linear, join_linear
+from draftwise.models.packing import PackedBatch
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,

@@ -2,7 +2,7 @@
 
 A :class:`DecoderSpec` describes the families that differ from Llama in norms, activation, rotary
 embedding, biases and constant factors. :class:`draftwise.models.decoder.DecoderForward` and
-:class:`draftwise.models.native.decoder.NativeDecoder` compute any model that has one. Windows of
+:class:`draftwise.kernels.native.decoder.NativeDecoder` compute any model that has one. Windows of
 attention are not part of it: they belong to :class:`draftwise.models.kv_cache.LayerShape`.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.models.rotary import depends_on_length, rotary_settings
-from draftwise.models.stored.inputs import quantizes_inputs
+from draftwise.checkpoints.rotary import depends_on_length, rotary_settings
+from draftwise.checkpoints.stored.inputs import quantizes_inputs
 
 
 class Activation(StrEnum):

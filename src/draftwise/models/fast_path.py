@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from draftwise.models.decoder_spec import why_not_described
-from draftwise.models.native.suitability import (
+from draftwise.checkpoints.quantization import has_quantized_weights
+from draftwise.kernels.native.suitability import (
     is_large,
     lacks_instructions,
     why_not_native,
 )
-from draftwise.models.quantization import has_quantized_weights
+from draftwise.models.decoder_spec import why_not_described
 
 # Time of a decoding pass on a CPU relative to the native kernels in bfloat16, for models that stay
 # in the processor's caches and for larger ones. ``docs/cpu.md`` describes the measurement.

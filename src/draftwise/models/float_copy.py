@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.checkpoints.quantization import expand_weights, quantized_matrix
 from draftwise.models.hidden_states import decoder_layers
-from draftwise.models.quantization import expand_weights, quantized_matrix
 
 # With two layers, a layer that reads the keys of another one is noticed.
 _LEAST_LAYERS = 2

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from draftwise.models.attention import PackedBatch
+from draftwise.checkpoints.quantization import forget_quantized, has_quantized_weights
+from draftwise.kernels.native.decoder import NativeDecoder
+from draftwise.kernels.native.suitability import native_decoder
 from draftwise.models.attention_interface import following
+from draftwise.models.blocked_linear import block_linear_layers, can_block
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.decoder_spec import decoder_spec, why_not_described
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap, tapped_modules
 from draftwise.models.module_parts import ModuleParts
-from draftwise.models.native.decoder import NativeDecoder
-from draftwise.models.native.suitability import native_decoder
-from draftwise.models.packing import can_pack, pack_linear_layers
-from draftwise.models.quantization import forget_quantized, has_quantized_weights
+from draftwise.models.packing import PackedBatch
 from draftwise.models.transfer import upload
 
 
@@ -83,8 +83,8 @@ class ModuleForward:
         """Prepare a model with packed attention, and pack its linear layers if possible."""
         self._model: Any = model
         parameter = next(model.parameters())
-        if can_pack(parameter.dtype, parameter.device) and not has_quantized_weights(model):
-            pack_linear_layers(model)
+        if can_block(parameter.dtype, parameter.device) and not has_quantized_weights(model):
+            block_linear_layers(model)
         self._parts: ModuleParts | None = None
 
     def __call__(

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise.models.attention import PackedBatch
-from draftwise.models.attention_kernel import compile_for
+from draftwise.kernels.triton.attention import compile_for
+from draftwise.kernels.triton.layers import add_norm, gated, rotate_and_store
 from draftwise.models.decoder_layer import DecoderLayer
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.hidden_states import StateTap
-from draftwise.models.kernels import add_norm, gated, rotate_and_store
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.norm import Norm
+from draftwise.models.packing import PackedBatch
 
 # Cosines and sines ``[positions, rotated / 2]``.
 Angles = tuple[Tensor, Tensor]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,6 @@ from torch import Tensor
 from draftwise.errors import CacheExhaustedError
 from draftwise.models.host_memory import host_zeros
 from draftwise.models.layer_shape import LayerShape
-
-if TYPE_CHECKING:
-    from draftwise.models.static_steps import StaticSteps
-
 
 # The size of a ring is a multiple of this, so that a kernel's block of keys never wraps around.
 _RING_BLOCK = 64
@@ -69,7 +65,7 @@ class KVCache:
             mask.
         bytes_per_token: memory of one token's keys and values over all layers without a ring.
         ring_bytes: memory of all rings.
-        steps: steps of fixed sizes, which use this cache's memory.
+        steps: what the model keeps for passes of fixed sizes, which use this cache's memory.
     """
 
     def __init__(
@@ -108,7 +104,7 @@ class KVCache:
         self.dtype, self.device = dtype, device
         self.spare_token_slot = num_cache_slots * capacity
         self.hides_stale = False
-        self.steps: StaticSteps | None = None
+        self.steps: object = None
         self._written = [0] * num_cache_slots
         # First position that is valid in the rings, if earlier ones were not written.
         self._first_valid = [0] * num_cache_slots

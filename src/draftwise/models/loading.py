@@ -10,6 +10,17 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from draftwise.checkpoints import gguf
+from draftwise.checkpoints.fingerprint import model_fingerprint
+from draftwise.checkpoints.hub import cached_config, has_tokenizer
+from draftwise.checkpoints.other_drafts import refuse_other_draft_in
+from draftwise.checkpoints.quantization import expand_weights, quantize_linear_layers
+from draftwise.checkpoints.quiet import quiet_transformers
+from draftwise.checkpoints.source import Source, find_source, loaded_name, split_name
+from draftwise.checkpoints.stored.completeness import check_complete
+from draftwise.checkpoints.stored.loading import load_checkpoint
+from draftwise.checkpoints.support import ATTENTION_NAME, check_config, context_length
+from draftwise.checkpoints.text_part import absent_encoders, text_model_class
 from draftwise.devices import fast_dtype
 from draftwise.errors import (
     DraftwiseError,
@@ -17,24 +28,12 @@ from draftwise.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from draftwise.models import gguf
-from draftwise.models.attention_interface import ATTENTION_NAME
+from draftwise.kernels.native.library import library_for
+from draftwise.kernels.native.suitability import lacks_instructions
+from draftwise.models.blocked_linear import limit_kernel_cache
 from draftwise.models.fast_path import slow_path
-from draftwise.models.fingerprint import model_fingerprint
-from draftwise.models.hub import cached_config, has_tokenizer
-from draftwise.models.native.library import library_for
-from draftwise.models.native.suitability import lacks_instructions
-from draftwise.models.other_drafts import refuse_other_draft_in
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.pretrained import PretrainedModel
-from draftwise.models.quantization import expand_weights, quantize_linear_layers
-from draftwise.models.quiet import quiet_transformers
-from draftwise.models.source import Source, find_source, loaded_name, split_name
-from draftwise.models.stored.completeness import check_complete
-from draftwise.models.stored.loading import load_checkpoint
-from draftwise.models.support import check_config, context_length
-from draftwise.models.text_part import absent_encoders, text_model_class
 from draftwise.models.vocabulary_map import TokenTranslator
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

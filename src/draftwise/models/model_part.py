@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from draftwise.models.attention import Segment
+from draftwise.kernels.native.part import NativePart
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.native.part import NativePart
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.segment import Segment
 
 
 class PartOutput(NamedTuple):

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.attention import PackedBatch, Segment, pack
+from draftwise.kernels.native.decoder import NativeDecoder
+from draftwise.kernels.native.projection import NativeProjection
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.fast_path import SlowPath
@@ -18,9 +19,9 @@ from draftwise.models.forward import ForwardPass
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.native.decoder import NativeDecoder
-from draftwise.models.native.projection import NativeProjection
+from draftwise.models.packing import PackedBatch, pack
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
+from draftwise.models.segment import Segment
 from draftwise.models.static_steps import LARGEST_STEP, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
 from draftwise.models.transfer import upload
@@ -285,6 +286,7 @@ class PackedModel:
 
     def _static_steps(self, cache: KVCache) -> StaticSteps:
         records = self.step_mode is StepMode.GRAPHS
-        if cache.steps is None or cache.steps.records != records:
-            cache.steps = StaticSteps(self.device, self._kernels, records)
-        return cache.steps
+        steps = cache.steps
+        if not isinstance(steps, StaticSteps) or steps.records != records:
+            steps = cache.steps = StaticSteps(self.device, self._kernels, records)
+        return steps

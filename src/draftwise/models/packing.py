@@ -1,131 +1,234 @@
-"""Linear layers whose weights are stored in the layout of the CPU's matrix kernels.
+"""Packing: the new tokens of many requests as one sequence without padding.
 
-``F.linear`` reorders the weight at every call. Reordering it once at load, to oneDNN's own layout,
-is up to twice as fast for the few tokens of a decoding step.
+The linear layers of a model compute the packed tokens at once. In attention, each token attends to
+its own request's cache slot. On a CPU, a native kernel computes all requests with few new tokens.
+Otherwise, requests in neighbouring cache slots with a similar amount of work form a group, which is
+padded and computed in one call.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import partial
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from numpy.typing import NDArray
+from torch import Tensor
 
-from draftwise.devices import has_fast_bfloat16
+from draftwise.kernels.native.attention import NativeAttention, native_attention
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.ragged import RaggedAttention
+from draftwise.models.segment import Segment
+from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
-# oneDNN and PyTorch cache a compiled kernel of up to 0.7 MB for every shape, by default up to 1024
-# of them. As step sizes vary, the caches would fill up. Compiling a kernel again takes half a
-# millisecond.
-_KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-_MAX_KERNELS = 256
-
-# (largest number of rows, multiple): the rows of a matrix product are padded to a multiple, as a
-# kernel is compiled for every number of rows and a step may verify any number of tokens. Larger
-# products are padded to a multiple of the last step.
-_ROW_STEPS = ((4, 1), (32, 4), (64, 8), (128, 16), (256, 32))
-_LAST_ROW_STEP = 64
-
-_PACKABLE = (torch.bfloat16, torch.float32)
+# A segment with more queries than this (a chunk of a prompt) is computed on its own.
+_LARGEST_GROUPED_QUERY = 32
+# Largest ratio of a group's key positions with padding to those without.
+_LARGEST_PADDING = 2
 
 
-Linear = Callable[[Tensor], Tensor]
+class PackedSegment(NamedTuple):
+    """A segment and the index of its first packed token."""
+
+    segment: Segment
+    first_token: int
 
 
-def padded_rows(num_rows: int) -> int:
-    """The number of rows that a matrix product of ``num_rows`` rows is padded to."""
-    step = next((step for largest, step in _ROW_STEPS if num_rows <= largest), _LAST_ROW_STEP)
-    return -(-num_rows // step) * step
-
-
-class PackedLinear(nn.Module):
-    """``nn.Linear`` for inference on the CPU, with its weight in oneDNN's layout.
+@dataclass
+class AttentionGroup:
+    """Segments in neighbouring cache slots, computed in one call.
 
     Attributes:
-        weight: meta tensor with the weight's shape and dtype, for models that read them.
+        first_cache_slot: first cache slot.
+        end_cache_slot: one past the last cache slot.
+        num_queries: the longest segment's length.
+        kv_length: keys read from each cache slot.
+        mask: additive mask ``[cache_slots, 1, num_queries, kv_length]``, or ``None`` where every
+            query attends to every key.
+        first_token: index of the group's first packed token.
+        num_tokens: packed tokens of the group.
+        padded: ``[cache_slots * num_queries]`` index into the group's tokens, or ``None`` where
+            all segments have the same length.
+        real: ``[num_tokens]`` index of each token among the padded queries, or ``None`` where
+            ``padded`` is.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Pack a weight ``[out_features, in_features]`` and an optional bias."""
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight = torch.empty_like(weight, device="meta", requires_grad=False)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
-        self._bias = None if bias is None else bias.detach()
+    first_cache_slot: int
+    end_cache_slot: int
+    num_queries: int
+    kv_length: int
+    mask: Tensor | None
+    first_token: int
+    num_tokens: int
+    padded: Tensor | None
+    real: Tensor | None
+    _folded: dict[int, Tensor] = field(default_factory=dict)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map ``[..., in_features]`` to ``[..., out_features]``."""
-        rows = inputs.shape[:-1].numel()
-        missing = padded_rows(rows) - rows
-        flat = inputs.reshape(rows, self.in_features)
-        if missing:
-            flat = F.pad(flat, (0, 0, 0, missing))
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(
-            flat, self._weight, self._bias, "none", [], ""
-        )
-        return result[:rows].view(*inputs.shape[:-1], self.out_features)
+    def folded_mask(self, num_heads_per_kv: int) -> Tensor | None:
+        """The mask with grouped query heads folded into the query dimension, built once."""
+        if self.mask is None:
+            return None
+        if num_heads_per_kv not in self._folded:
+            self._folded[num_heads_per_kv] = self.mask.repeat(1, 1, num_heads_per_kv, 1)
+        return self._folded[num_heads_per_kv]
 
 
-def limit_kernel_cache() -> None:
-    """Limit the memory of cached kernels. Must run before the first matrix product.
+@dataclass(frozen=True)
+class PackedBatch:
+    """The plan of one forward pass, which all layers share.
 
-    Values that the user has set in the environment are kept.
+    Attributes:
+        cache: the model's cache.
+        positions: ``[tokens]`` int64 position of each token in its request.
+        token_slots: ``[tokens]`` int64, cache_slot * capacity + position of each token: where it is
+            written to in layers without a ring.
+        groups: attention calls of the segments that ``native`` does not compute, in layers in which
+            each token attends to all tokens before it.
+        segments: the segments that ``native`` does not compute.
+        tree_segments: those of ``segments`` that are part of a token tree. They are in no group.
+        tree: ``[tokens]`` of ``TREE_TOKEN``; ``None`` if no segment is part of a token tree.
+        ragged: attention of all segments in one call, where the device has a kernel for it.
+        native: attention of segments with few tokens by the CPU kernel, where it is available.
     """
-    for variable in _KERNEL_CACHES:
-        os.environ.setdefault(variable, str(_MAX_KERNELS))
+
+    cache: KVCache
+    positions: Tensor
+    token_slots: Tensor
+    groups: list[AttentionGroup]
+    ragged: RaggedAttention | None = None
+    native: NativeAttention | None = None
+    segments: Sequence[PackedSegment] = ()
+    tree_segments: Sequence[PackedSegment] = ()
+    tree: NDArray[np.void] | None = None
+    _slots: dict[int, Tensor] = field(default_factory=dict)
+
+    def slots(self, layer: int) -> Tensor:
+        """``[tokens]`` int64, token slot that each token is written to in a layer."""
+        size = self.cache.sizes[layer]
+        if size not in self._slots:
+            places = self.token_slots % self.cache.capacity
+            self._slots[size] = self.cache.in_layer(layer, self.token_slots, places)
+        return self._slots[size]
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build of PyTorch can pack weights of this dtype for this processor."""
-    return (
-        device.type == "cpu"
-        and dtype in _PACKABLE
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and (dtype != torch.bfloat16 or has_fast_bfloat16(device))
+def pack(
+    cache: KVCache,
+    segments: Sequence[Segment],
+    dtype: torch.dtype,
+    device: torch.device,
+    trees: Sequence[SegmentTree | None] | None = None,
+) -> PackedBatch:
+    """Plan one forward pass.
+
+    Args:
+        cache: the model's cache.
+        segments: new tokens of each request, ordered by cache slot. The packed tokens are in this
+            order.
+        dtype: dtype of the model, for the additive masks.
+        device: device of the index tensors.
+        trees: ``[segments]`` the token tree that each segment is part of; ``None`` for segments of
+            consecutive tokens.
+    """
+    tree = None if trees is None else tree_tokens(segments, trees)
+    positions: list[int] = [] if tree is None else tree["position"].tolist()
+    token_slots: list[int] = []
+    for cache_slot, start, count in segments:
+        if tree is None:
+            positions.extend(range(start, start + count))
+        base = cache_slot * cache.capacity + start
+        token_slots.extend(range(base, base + count))
+    native = native_attention(cache, segments, _LARGEST_GROUPED_QUERY, dtype, device, tree)
+    groups: list[AttentionGroup] = []
+    others: list[PackedSegment] = []
+    of_trees: list[PackedSegment] = []
+    first_token = 0
+    is_tree = [False] * len(segments) if trees is None else [each is not None for each in trees]
+    for members in _group(segments, is_tree):
+        if native is None or members[0].num_tokens > _LARGEST_GROUPED_QUERY:
+            ends = accumulate((each.num_tokens for each in members), initial=first_token)
+            packed = [PackedSegment(*each) for each in zip(members, ends, strict=False)]
+            others += packed
+            if tree is not None and tree["ancestors"][first_token]:
+                of_trees += packed
+            else:
+                groups.append(_attention_group(members, first_token, dtype, device))
+        first_token += sum(segment.num_tokens for segment in members)
+    return PackedBatch(
+        cache,
+        torch.tensor(positions, dtype=torch.long, device=device),
+        torch.tensor(token_slots, dtype=torch.long, device=device),
+        groups,
+        native=native,
+        segments=others,
+        tree_segments=of_trees,
+        tree=tree,
     )
 
 
-def pack_linear_layers(model: nn.Module) -> int:
-    """Replace the linear layers of a model in place and return their number."""
-    replaced = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                packed = PackedLinear(child.weight, child.bias)
-            elif type(child) is Conv1D:
-                weight, bias = cast(Tensor, child.weight), cast(Tensor, child.bias)
-                packed = PackedLinear(weight.T, bias)
-            else:
-                continue
-            setattr(parent, name, packed)
-            replaced += 1
-    return replaced
+def _group(segments: Sequence[Segment], is_tree: Sequence[bool]) -> list[list[Segment]]:
+    groups: list[list[Segment]] = []
+    longest = needed = 0
+    follows_tree = False
+    for segment, alone in zip(segments, is_tree, strict=True):
+        length = segment.start + segment.num_tokens
+        large = segment.num_tokens > _LARGEST_GROUPED_QUERY
+        joins = (
+            bool(groups)
+            and not large
+            and not alone
+            and not follows_tree
+            and groups[-1][-1].num_tokens <= _LARGEST_GROUPED_QUERY
+            and groups[-1][-1].cache_slot + 1 == segment.cache_slot
+            and max(longest, length) * (len(groups[-1]) + 1) <= _LARGEST_PADDING * (needed + length)
+        )
+        if joins:
+            groups[-1].append(segment)
+            longest, needed = max(longest, length), needed + length
+        else:
+            groups.append([segment])
+            longest = needed = length
+        follows_tree = alone
+    return groups
 
 
-def join_linear(layers: list[nn.Linear]) -> Linear:
-    """Merge several linear layers with the same input into one, packed where that is possible.
-
-    The layers' own weights are replaced by meta tensors, so that no weight is stored twice. A
-    weight shared with the embedding stays in the embedding.
-
-    Args:
-        layers: layers with equal ``in_features``, all with a bias or all without.
-
-    Returns:
-        A function from ``[..., in_features]`` to ``[..., sum of out_features]``.
-    """
-    weights: list[Tensor] = [layer.weight.detach() for layer in layers]
-    biases: list[Tensor] = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    bias = torch.cat(biases) if biases else None
-    for layer in layers:
-        layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))
-    if can_pack(weight.dtype, weight.device):
-        return PackedLinear(weight, bias)
-    return partial(F.linear, weight=weight, bias=bias)
+def _attention_group(
+    members: list[Segment], first_token: int, dtype: torch.dtype, device: torch.device
+) -> AttentionGroup:
+    counts = [segment.num_tokens for segment in members]
+    num_queries, num_tokens = max(counts), sum(counts)
+    kv_length = max(segment.start + segment.num_tokens for segment in members)
+    padded = real = None
+    if num_tokens != num_queries * len(members):
+        # A padding query repeats its request's last token, so that it attends to at least one key.
+        padded_index: list[int] = []
+        real_index: list[int] = []
+        token = 0
+        for i, count in enumerate(counts):
+            padded_index.extend(token + min(j, count - 1) for j in range(num_queries))
+            real_index.extend(range(i * num_queries, i * num_queries + count))
+            token += count
+        padded = torch.tensor(padded_index, device=device)
+        real = torch.tensor(real_index, device=device)
+    mask = None
+    if any(s.num_tokens > 1 or s.start + s.num_tokens != kv_length for s in members):
+        last_key = torch.tensor(
+            [[s.start + min(j, s.num_tokens - 1) for j in range(num_queries)] for s in members],
+            device=device,
+        )
+        hidden = torch.arange(kv_length, device=device) > last_key.unsqueeze(2)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill_(hidden, float("-inf")).unsqueeze(1)
+    return AttentionGroup(
+        members[0].cache_slot,
+        members[-1].cache_slot + 1,
+        num_queries,
+        kv_length,
+        mask,
+        first_token,
+        num_tokens,
+        padded,
+        real,
+    )

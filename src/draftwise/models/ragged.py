@@ -89,7 +89,7 @@ class TokenwiseAttention:
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """The kernel of :mod:`draftwise.models.attention_kernel`, for few tokens per request.
+    """The kernel of :mod:`draftwise.kernels.triton.attention`, for few tokens per request.
 
     Each request's queries are its newest tokens.
 
@@ -112,7 +112,7 @@ class FusedAttention:
 
     def attend(self, cache: KVCache, layer: int, q: Tensor, scores: Scores) -> Tensor:
         """See :class:`RaggedAttention`."""
-        from draftwise.models.attention_kernel import attend
+        from draftwise.kernels.triton.attention import attend
 
         return attend(
             q,

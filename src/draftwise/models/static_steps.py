@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.models.attention import PackedBatch, Segment
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.packing import PackedBatch
 from draftwise.models.ragged import RaggedKernels
+from draftwise.models.segment import Segment
 from draftwise.models.step_inputs import StepInputs
 
 # (largest step, multiple): steps up to the first number of tokens are padded to a multiple of the

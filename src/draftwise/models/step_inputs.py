@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.models.attention import PackedBatch, Segment
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.packing import PackedBatch
 from draftwise.models.ragged import RaggedAttention, RaggedKernels, TokenwiseAttention
+from draftwise.models.segment import Segment
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import TreePlaces
 

@@ -17,16 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.checkpoints.stored.inputs import quantizes_inputs
+from draftwise.checkpoints.support import (
+    ATTENTION_NAME,
+    check_attention,
+    own_attention,
+    own_failure,
+)
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
-from draftwise.models.attention import Segment
-from draftwise.models.attention_interface import ATTENTION_NAME, ShapeProbe, following
+from draftwise.kernels.native.suitability import native_decoder
+from draftwise.models.attention_interface import ShapeProbe, following
 from draftwise.models.float_copy import FloatCopy
 from draftwise.models.forward import forward_pass
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.native.suitability import native_decoder
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.stored.inputs import quantizes_inputs
-from draftwise.models.support import check_attention, own_attention, own_failure
+from draftwise.models.segment import Segment
 
 _PROBE_LENGTH = 12
 # Error of the logits relative to their spread, in float32, at the worst position.

@@ -8,7 +8,7 @@ tree, to itself and to its ancestors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.trees import check_parents
-from draftwise.models.native.structures import TREE_TOKEN
-
-if TYPE_CHECKING:
-    from draftwise.models.attention import Segment
+from draftwise.kernels.native.structures import TREE_TOKEN
+from draftwise.models.segment import Segment
 
 # The ancestors of a token are the bits of one integer.
 MAX_TREE_TOKENS = 64

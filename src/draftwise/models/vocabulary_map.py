@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.models.attention import Segment
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.segment import Segment
 from draftwise.token_bytes import byte_of, token_bytes
 
 _MISSING = -1

@@ -21,9 +21,9 @@ from draftwise.core.types import (
 )
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import DraftChoice, Policy, PolicyContext
+from draftwise.policies.catalogue import POLICIES, check_needs, create_policy, policy_class
 from draftwise.policies.guard import Guard
 from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
-from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class
 
 Decision = TypeVar("Decision")
 

@@ -32,11 +32,11 @@ from draftwise.engine.proposers.exit import ExitProposer
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.engine.verification import TargetVerifier
+from draftwise.kernels.native.uniforms import step_uniforms
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
-from draftwise.models.native.uniforms import step_uniforms
 from draftwise.params import SamplingParams
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength

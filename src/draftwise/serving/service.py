@@ -23,7 +23,7 @@ from draftwise.serving.settings import EngineSettings, ServerSettings
 from draftwise.serving.statistics import Statistics
 from draftwise.serving.token_texts import TokenTexts
 from draftwise.serving.tokenizing import TokenizerThread
-from draftwise.serving.tools.registry import detect_parser
+from draftwise.serving.tools.detection import detect_parser
 from draftwise.serving.tools.tooling import Tooling
 from draftwise.serving.tracing import NoTracing, Tracing
 from draftwise.structured_outputs import StructuredOutputs

@@ -23,8 +23,8 @@ from draftwise.core.sampling import LogitControls, soft_probabilities
 from draftwise.core.signals import entropy, kl_divergence, overlap, token_probabilities
 from draftwise.engine.assembly import Models
 from draftwise.engine.cached_model import CachedModel
-from draftwise.models.attention import Segment
 from draftwise.models.loading import LoadedModel
+from draftwise.models.segment import Segment
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

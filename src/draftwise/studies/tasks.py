@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwise.benchmark.workload import load_workload
+from draftwise.checkpoints.quiet import quiet_transformers
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
-from draftwise.models.quiet import quiet_transformers
 
 # Spec-Bench (Xia et al. 2024) groups the eight categories of MT-Bench.
 _CONVERSATION = "multi-turn conversation"

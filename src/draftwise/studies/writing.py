@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from draftwise.benchmark.report import provenance
 from draftwise.benchmark.style import STYLE, pyplot, svg
 from draftwise.errors import InvalidParameterError
-from draftwise.studies.registry import STUDIES, study_class
+from draftwise.studies.catalogue import STUDIES, study_class
 from draftwise.studies.settings import StudySettings
 from draftwise.studies.study import Data, Description, Study
 

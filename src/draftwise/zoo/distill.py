@@ -25,9 +25,9 @@ from transformers import LlamaForCausalLM
 
 from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.losses import kl_divergence
-from draftwise.zoo.packed_stream import PackedStream, TokenizedSource, TokenRows
-from draftwise.zoo.packing import Corpus
 from draftwise.zoo.recipe import END_OF_TEXT_ID, Distillation, Stage
+from draftwise.zoo.token_corpus import Corpus
+from draftwise.zoo.token_stream import PackedStream, TokenizedSource, TokenRows
 from draftwise.zoo.training import text_trainer
 
 CONTINUATIONS = "continuations"

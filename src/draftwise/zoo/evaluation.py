@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from draftwise.devices import has_fast_bfloat16
-from draftwise.zoo.packed_stream import TokenizedSource, TokenRows, held_out_rows
+from draftwise.zoo.token_stream import TokenizedSource, TokenRows, held_out_rows
 
 _ROWS_PER_BATCH = 8
 

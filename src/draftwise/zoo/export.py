@@ -19,9 +19,9 @@ from draftwise.devices import resolve_device
 from draftwise.zoo.cards import Evaluation, model_card
 from draftwise.zoo.distill import sample_continuations
 from draftwise.zoo.evaluation import acceptances, mean_acceptance, validation_losses
-from draftwise.zoo.packed_stream import PackedStream, TokenRows
-from draftwise.zoo.packing import Corpus, load_corpus
 from draftwise.zoo.recipe import STAGES, Stage
+from draftwise.zoo.token_corpus import Corpus, load_corpus
+from draftwise.zoo.token_stream import PackedStream, TokenRows
 from draftwise.zoo.tokenizer import load_tokenizer
 
 WEIGHTS = Path(__file__).parent / "weights"

@@ -24,9 +24,9 @@ from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.schedule import Schedule
 from draftwise.zoo.distill import distillation_trainer
 from draftwise.zoo.evaluation import validation_losses
-from draftwise.zoo.packed_stream import PackedStream
-from draftwise.zoo.packing import Corpus, load_corpus
 from draftwise.zoo.recipe import STAGES, Stage
+from draftwise.zoo.token_corpus import Corpus, load_corpus
+from draftwise.zoo.token_stream import PackedStream
 from draftwise.zoo.tokenizer import ensure_tokenizer
 from draftwise.zoo.training import TextTask, new_model, text_trainer
 

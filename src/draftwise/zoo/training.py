@@ -16,8 +16,8 @@ from draftwise.training.llama import is_layer_matrix, new_llama
 from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
-from draftwise.zoo.packed_stream import PackedStream
 from draftwise.zoo.recipe import Stage
+from draftwise.zoo.token_stream import PackedStream
 
 # (logits of the student [rows, length, vocab], batch [rows, length + 1]) -> mean loss per token
 LossFunction = Callable[[Tensor, Tensor], Tensor]

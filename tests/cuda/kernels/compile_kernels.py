@@ -11,10 +11,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from draftwise.models import attention_kernel
+from draftwise.kernels.triton import attention as attention_kernel
+from draftwise.kernels.triton.layers import add_norm, gated, rotate_and_store
 from draftwise.models.attention_scores import Scores
 from draftwise.models.decoder_spec import Activation, NormSpec
-from draftwise.models.kernels import add_norm, gated, rotate_and_store
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.norm import Norm

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from draftwise.models import decoder, packing
-from draftwise.models.attention import Segment
+from draftwise.models import blocked_linear, decoder
 from draftwise.models.loading import load_model
 from draftwise.models.ragged import RaggedKernels
+from draftwise.models.segment import Segment
 from draftwise.models.static_steps import StepMode
 from draftwise.models.tree_tokens import whole_tree
 
@@ -28,7 +28,7 @@ pytestmark = [
 def on_kernels(monkeypatch):
     """The path of CUDA on a CPU."""
     monkeypatch.setattr(decoder, "has_kernels", lambda _: True)
-    monkeypatch.setattr(packing, "can_pack", lambda *_: False)
+    monkeypatch.setattr(blocked_linear, "can_block", lambda *_: False)
     monkeypatch.setattr(RaggedKernels, "of", classmethod(lambda cls, *_: cls(True, False)))
 
 

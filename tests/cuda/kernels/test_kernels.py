@@ -40,7 +40,7 @@ def norm(size, dtype, adds_one=False, epsilon=1e-3):
 @pytest.mark.parametrize("size", [16, 100, 3840])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_adding_and_normalising(dtype, size, has_delta_norm, has_norm, scale):
-    from draftwise.models.kernels import add_norm
+    from draftwise.kernels.triton.layers import add_norm
 
     hidden, delta = torch.randn(2, 3, size, device=TRITON_DEVICE, dtype=dtype)
     before = norm(size, dtype, adds_one=size == 100) if has_delta_norm else None
@@ -54,7 +54,7 @@ def test_adding_and_normalising(dtype, size, has_delta_norm, has_norm, scale):
 
 @pytest.mark.parametrize("has_norm", [True, False])
 def test_the_beginning_has_nothing_to_add(has_norm):
-    from draftwise.models.kernels import add_norm
+    from draftwise.kernels.triton.layers import add_norm
 
     hidden = torch.randn(3, 20, device=TRITON_DEVICE)
     after = norm(20, torch.float32) if has_norm else None
@@ -69,7 +69,7 @@ def test_the_beginning_has_nothing_to_add(has_norm):
 @pytest.mark.parametrize("size", [16, 100, 3840])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gated_activations(dtype, size, activation):
-    from draftwise.models.kernels import gated
+    from draftwise.kernels.triton.layers import gated
 
     both = 3 * torch.randn(3, 2 * size, device=TRITON_DEVICE, dtype=dtype)
     # Where exponentials are infinite.
@@ -86,7 +86,7 @@ def test_gated_activations(dtype, size, activation):
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rotating_and_storing(dtype, heads, kv_heads, size, rotated, has_norms):
-    from draftwise.models.kernels import rotate_and_store
+    from draftwise.kernels.triton.layers import rotate_and_store
 
     numbers = {"device": TRITON_DEVICE, "dtype": dtype}
     qkv = torch.randn(5, (heads + 2 * kv_heads) * size, **numbers)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from draftwise.models.attention import Segment
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
@@ -13,6 +12,7 @@ from draftwise.models.ragged import (
     RaggedKernels,
     TokenwiseAttention,
 )
+from draftwise.models.segment import Segment
 from draftwise.models.step_inputs import StepInputs
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens, whole_tree
 

@@ -14,8 +14,8 @@ from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import Draft
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.drafting.loop import DraftingStep
+from draftwise.kernels.native.drafting import DraftRun
 from draftwise.models.draft_buffers import DraftBuffers
-from draftwise.models.native.drafting import DraftRun
 from draftwise.policies.inputs import DraftPosition
 
 

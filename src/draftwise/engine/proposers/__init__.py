@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from draftwise.engine.proposers.base import Proposer, ProposerContext, TokenProposer
-from draftwise.engine.proposers.registry import PROPOSERS, create_proposer, register
+from draftwise.engine.proposers.by_name import PROPOSERS, create_proposer, register
 
 # Importing a file of this folder registers its proposer.
 for _module in iter_modules(__path__):

@@ -8,8 +8,8 @@ from draftwise.engine.drafting.loop import DraftingBackend
 from draftwise.engine.drafting.native_head import NativeHeadBackend
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.by_name import register
 from draftwise.engine.proposers.model import ModelProposer
-from draftwise.engine.proposers.registry import register
 
 
 @register

@@ -7,8 +7,8 @@ from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingBackend
 from draftwise.engine.drafting.native_exit import NativeExitBackend
+from draftwise.engine.proposers.by_name import register
 from draftwise.engine.proposers.model import ModelProposer
-from draftwise.engine.proposers.registry import register
 
 
 @register

@@ -13,8 +13,8 @@ from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import Proposer, ProposerContext
+from draftwise.engine.proposers.by_name import register
 from draftwise.engine.proposers.proposals import planned_lengths
-from draftwise.engine.proposers.registry import register
 from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.engine.request import Request
 from draftwise.policies.base import Policy

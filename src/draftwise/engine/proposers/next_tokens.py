@@ -15,8 +15,8 @@ from torch import Tensor
 
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.drafting.loop import DraftingStep
-from draftwise.models.native import trees as native
-from draftwise.models.native.library import library_for
+from draftwise.kernels.native import trees as native
+from draftwise.kernels.native.library import library_for
 from draftwise.models.transfer import fetch, upload
 
 
@@ -69,7 +69,7 @@ def next_tokens(
 def _described(
     step: DraftingStep, logits: Tensor, owner: Tensor, width: int, wants_entropy: bool
 ) -> native.DescribedNodes:
-    """:func:`draftwise.models.native.trees.describe_nodes` by PyTorch's operations."""
+    """:func:`draftwise.kernels.native.trees.describe_nodes` by PyTorch's operations."""
     controls, scores = step.batch.controls, logits.float()
     temperature = controls.temperature[owner].unsqueeze(1)
     scores = scores / torch.where(temperature > 0, temperature, 1.0)

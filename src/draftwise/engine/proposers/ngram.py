@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.engine.proposers.base import TokenProposer
-from draftwise.engine.proposers.registry import register
+from draftwise.engine.proposers.by_name import register
 from draftwise.engine.request import Request
 
 # The longest and the shortest number of last tokens that are looked up.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.proposers.base import Proposer
-from draftwise.engine.proposers.registry import register
+from draftwise.engine.proposers.by_name import register
 from draftwise.policies.base import Policy
 
 

@@ -9,13 +9,13 @@ from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import ProposerContext, TokenProposer
+from draftwise.engine.proposers.by_name import register
 from draftwise.engine.proposers.proposals import Proposals, ProposedTree
-from draftwise.engine.proposers.registry import register
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.branching import SuffixTree
 from draftwise.engine.suffix.corpus import namespace_of
 from draftwise.engine.suffix.matcher import SuffixMatcher
-from draftwise.models.native.suffix import FoundContinuations
+from draftwise.kernels.native.suffix import FoundContinuations
 from draftwise.policies.base import Policy
 
 

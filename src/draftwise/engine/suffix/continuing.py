@@ -13,8 +13,8 @@ from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.search import find_continuation
 from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.matches import MatchAcceptance
-from draftwise.models.native.library import native_library
-from draftwise.models.native.suffix import (
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.suffix import (
     FoundContinuations,
     StoredTexts,
     continuations,

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from draftwise.engine.suffix.search import CORPUS_CHUNK, MAX_MATCH, WAYS, CorpusArrays, index_chunk
 from draftwise.errors import InvalidParameterError
-from draftwise.models.native.library import native_library
-from draftwise.models.native.suffix import corpus_structure
-from draftwise.models.native.suffix import index_chunk as native_index_chunk
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.suffix import corpus_structure
+from draftwise.kernels.native.suffix import index_chunk as native_index_chunk
 from draftwise.speculation import MAX_CORPUS_TOKENS
 
 PUBLIC = 0

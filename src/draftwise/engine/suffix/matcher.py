@@ -9,7 +9,7 @@ import numpy as np
 from draftwise.engine.suffix.continuing import TextContinuations
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.search import NO_TOKEN
-from draftwise.models.native.suffix import FoundContinuations
+from draftwise.kernels.native.suffix import FoundContinuations
 
 
 class SuffixMatcher:

@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from draftwise.checkpoints.exits.files import names_exit
+from draftwise.checkpoints.source import locate
 from draftwise.core.formats import MODEL_FREE_DRAFTS, is_mtp
 from draftwise.errors import InvalidParameterError
 from draftwise.integrations.vllm.compatibility import installed, vllm_version
 from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
-from draftwise.models.exits.files import names_exit
 from draftwise.models.heads.loading import names_head
-from draftwise.models.source import locate
 from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
 WORKER = "draftwise.integrations.vllm.worker.DraftwiseWorker"

@@ -18,8 +18,8 @@ from draftwise.integrations.vllm.steering import ReadTexts, Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.integrations.vllm.text_steering import TextSteering
-from draftwise.models.native.library import library_for
-from draftwise.models.native.sampling import distributions
+from draftwise.kernels.native.library import library_for
+from draftwise.kernels.native.sampling import distributions
 
 # The companion's logits of a draft: ``[drafted tokens, vocab]``, request by request.
 Score = Callable[[Draft], Tensor]

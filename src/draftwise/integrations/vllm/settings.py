@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
 from draftwise.policies import Policy, policy_class
-from draftwise.policies.registry import check_companion_is_asked, options_of
+from draftwise.policies.catalogue import check_companion_is_asked, options_of
 from draftwise.values import refuse_unknown_keys
 
 KEY = "draftwise"

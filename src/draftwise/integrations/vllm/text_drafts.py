@@ -18,7 +18,7 @@ from draftwise.engine.proposers.ngram import latest_continuation
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.suffix.continuing import TextContinuations
 from draftwise.integrations.vllm.steps import RequestView, Verified
-from draftwise.models.native.suffix import FoundContinuations, StoredTexts
+from draftwise.kernels.native.suffix import FoundContinuations, StoredTexts
 
 Integers = NDArray[np.int64]
 

@@ -8,6 +8,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
+from draftwise.checkpoints.fingerprint import checkpoint_fingerprint
 from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.errors import InvalidParameterError
@@ -20,7 +21,6 @@ from draftwise.integrations.vllm.settings import TEXT_METHOD, VllmSettings
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.text_drafts import create_text_proposer
 from draftwise.integrations.vllm.text_steering import TextSteering
-from draftwise.models.fingerprint import checkpoint_fingerprint
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 from draftwise.profiling.latency_profile import LatencyProfile

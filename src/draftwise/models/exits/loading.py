@@ -7,18 +7,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.exits.files import ExitConfig, find_exit, read_exit
+from draftwise.checkpoints.exits.names import exit_layers
+from draftwise.checkpoints.fingerprint import tensors_fingerprint
+from draftwise.checkpoints.source import split_name
 from draftwise.errors import DraftwiseError, InvalidParameterError, UnsupportedModelError
-from draftwise.models.attention import Segment
+from draftwise.kernels.native.part import why_no_adapter
 from draftwise.models.exits.adapter import ExitAdapter
-from draftwise.models.exits.files import ExitConfig, find_exit, read_exit
 from draftwise.models.exits.model import ExitModel
-from draftwise.models.exits.names import exit_layers
-from draftwise.models.fingerprint import tensors_fingerprint
 from draftwise.models.loading import LoadedModel
 from draftwise.models.model_part import ModelPart
-from draftwise.models.native.part import why_no_adapter
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.source import split_name
+from draftwise.models.segment import Segment
 
 # Relative error allowed between a pass over all layers and passes over two parts. Both round in the
 # same way, but matrix products of other sizes may add in another order.

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwise.models.attention import Segment
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.model_part import ModelPart, PartOutput
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.segment import Segment
 from draftwise.models.tree_tokens import SegmentTree
 
 

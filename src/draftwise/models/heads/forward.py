@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.models.attention import PackedBatch
+from draftwise.models.blocked_linear import join_linear
 from draftwise.models.decoder_layer import DecoderLayer
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.norm import Norm
-from draftwise.models.packing import join_linear
+from draftwise.models.packing import PackedBatch
 
 
 class HeadOutput(NamedTuple):

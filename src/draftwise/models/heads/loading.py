@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from draftwise import zoo
+from draftwise.checkpoints.fingerprint import tensors_fingerprint
+from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.heads.config import HeadKind
+from draftwise.checkpoints.heads.files import find_head, read_head, read_head_config
+from draftwise.checkpoints.heads.origin import warn_of_other_target
+from draftwise.checkpoints.source import locate, split_name
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
-from draftwise.models.fingerprint import tensors_fingerprint
-from draftwise.models.gguf import is_gguf
-from draftwise.models.heads.config import HeadKind
-from draftwise.models.heads.files import find_head, read_head, read_head_config
 from draftwise.models.heads.model import HeadModel
-from draftwise.models.heads.origin import warn_of_other_target
 from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
 from draftwise.models.loading import LoadedModel
-from draftwise.models.source import locate, split_name
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -116,7 +116,7 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
     config, weights = read_head(folder)
     model = target.model
     config.check_target(model.hidden_size, model.vocab_size, len(model.layers))
-    warn_of_other_target(name, folder, target)
+    warn_of_other_target(name, folder, target.name, target.fingerprint)
     # Acceptance profiles know a head by what it computes.
     computed = {key: each for key, each in asdict(config).items() if key != "counted_layers"}
     settings = json.dumps(computed, sort_keys=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise.models.attention import PackedBatch, Segment
+from draftwise.kernels.native.head import NativeHead
+from draftwise.kernels.native.suitability import native_head, why_no_native_head
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.fast_path import SlowPath
 from draftwise.models.heads.eagle_forward import EagleForward
@@ -16,9 +17,9 @@ from draftwise.models.heads.spec import EagleSpec
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.native.head import NativeHead
-from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.packing import PackedBatch
+from draftwise.models.segment import Segment
 from draftwise.models.static_steps import StepMode
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from draftwise.checkpoints.heads.config import HeadConfig
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.decoder_spec import (
     Activation,
@@ -20,7 +21,6 @@ from draftwise.models.decoder_spec import (
     StateInputSpec,
     activation_named,
 )
-from draftwise.models.heads.config import HeadConfig
 from draftwise.models.layer_shape import LayerShape
 
 _ROTARY = "full_attention"

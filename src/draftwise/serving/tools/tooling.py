@@ -17,8 +17,8 @@ from draftwise.serving.tools.constrained import (
     arguments_schema,
     calls_schema,
 )
+from draftwise.serving.tools.detection import PARSERS
 from draftwise.serving.tools.events import ToolReader
-from draftwise.serving.tools.registry import PARSERS
 from draftwise.structured_outputs import StructuredOutputs
 
 

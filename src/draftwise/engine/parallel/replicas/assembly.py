@@ -6,9 +6,9 @@ from typing import Any
 
 from draftwise.engine.assembly import Assembly
 from draftwise.engine.companion import Companion
-from draftwise.engine.parallel.replicas.companion import ReplicatedCompanion
 from draftwise.engine.parallel.replicas.processes import Replicas
 from draftwise.engine.parallel.replicas.proposer import ReplicatedProposer
+from draftwise.engine.parallel.replicas.replicated_companion import ReplicatedCompanion
 from draftwise.engine.parallel.replicas.shares import Shares
 from draftwise.engine.proposers import Proposer
 from draftwise.errors import InvalidParameterError

@@ -1,0 +1,5 @@
+"""What a model's files say: names and folders, configurations, tensors, tokenizers.
+
+Nothing here computes with a model. :mod:`draftwise.models` does, and
+:mod:`draftwise.models.loading` joins the two.
+"""

@@ -1,0 +1,94 @@
+"""Layers of a target that predict several tokens at once (MTP), which Draftwise does not run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+
+from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.hub import cached_config
+from draftwise.checkpoints.other_drafts import INSTEAD
+from draftwise.checkpoints.source import locate_files, split_name
+from draftwise.checkpoints.tensor_names import tensor_names
+from draftwise.core.formats import MTP_METHOD, is_mtp
+from draftwise.errors import UnsupportedModelError
+
+_CONFIG = "config.json"
+# How families count the layers in their configuration, or in a part of it.
+_COUNTS = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_layers",
+    "num_mtp_modules",
+)
+_PARTS = ("text_config", "mtp_config")
+# Names of tensors that only such layers have: Qwen's and MiMo's, DeepSeek's and GLM's.
+_TENSOR = re.compile(r"(^|\.)mtp[._]|\.(eh_proj|enorm|hnorm)\.")
+
+
+def refuse_mtp(target: str, drafts: Iterable[str], method: str | None) -> None:
+    """Refuse drafts of a target's MTP layers, by any of vLLM's names for them.
+
+    Args:
+        target: the user's name for the target.
+        drafts: the names of the drafts.
+        method: the kind of draft that the user named, if any.
+
+    Raises:
+        UnsupportedModelError: such drafts are wanted. The error says whether the target has any
+            MTP layers.
+        ModelNotFoundError: such drafts are wanted, and there is no such target.
+    """
+    named = any(is_mtp(name) and not Path(name).exists() for name in drafts)
+    if named or method == MTP_METHOD:
+        raise UnsupportedModelError(
+            "draft",
+            f"{MTP_METHOD!r} drafts with MTP layers of the target: {_what_it_has(target)}, and "
+            f"Draftwise does not run MTP layers yet; {INSTEAD}",
+        )
+
+
+def _what_it_has(target: str) -> str:
+    """A clause about a target's MTP layers."""
+    folder = _folder(split_name(target)[0])
+    if folder is None:
+        return f"it is not known whether {target!r} has any"
+    count = _count(folder / _CONFIG)
+    names = [*tensor_names(folder)]
+    if any(map(_TENSOR.search, names)):
+        return f"{target!r} has {count or 'some'}"
+    if not count:
+        return f"{target!r} has none"
+    missing = ", but its files do not contain them" if names else ""
+    return f"the configuration of {target!r} counts {count}{missing}"
+
+
+def _folder(name: str) -> Path | None:
+    """The folder of a target's configuration; ``None`` for a GGUF file, and if it is not found."""
+    if is_gguf(name):
+        return None
+    location = locate_files(name, "target")
+    if Path(location).is_dir():
+        return Path(location)
+    cached = cached_config(location)
+    with suppress(Exception):  # depends on the HTTP library that huggingface_hub uses
+        cached = cached or Path(hf_hub_download(location, _CONFIG))
+    return None if cached is None else cached.parent
+
+
+def _count(path: Path) -> int:
+    """The number of MTP layers according to a configuration."""
+    config: Any = None
+    with suppress(OSError, ValueError):
+        config = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(config, Mapping):
+        return 0
+    parts = [config, *(config.get(name) for name in _PARTS)]
+    counts = [part.get(name) for part in parts if isinstance(part, Mapping) for name in _COUNTS]
+    return max((count for count in counts if type(count) is int), default=0)

@@ -1,0 +1,189 @@
+"""Quantised weights: how they are stored, and quantisation to 8 or 4 bits with torchao.
+
+Only the weights of linear layers are quantised. Embeddings, norms and activations keep their dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from draftwise.checkpoints.imports import quiet_import
+
+# Inputs per scale at 4 bits.
+_GROUP_SIZE = 32
+# Attribute of a dequantised layer with its QuantizedMatrix.
+_MATRIX_ATTRIBUTE = "_quantized_matrix"
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A weight whose numbers are integers, with a scale per output and group of inputs.
+
+    The weight of output o and input i of group g is ``numbers[o, i] * scales[o, g]``, less
+    ``minimums[o, g]`` if there are minimums.
+
+    Attributes:
+        numbers: ``[out_features, in_features]`` int8.
+        scales: ``[out_features, groups]`` float32. All groups have the same number of inputs.
+        minimums: ``[out_features, groups]`` float32, or ``None``.
+        bits: bits of a number. The numbers are ``smallest`` to ``smallest + 2**bits - 1``.
+        smallest: the smallest number.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+    bits: int = 8
+    smallest: int = -128
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.numbers.shape[1] // self.scales.shape[1]
+
+    @property
+    def has_scale_per_output(self) -> bool:
+        """Whether the numbers have 8 bits and all inputs of an output have the same scale."""
+        return self.bits == 8 and self.scales.shape[1] == 1 and self.minimums is None
+
+    def dequantize(self) -> Tensor:
+        """The weight ``[out_features, in_features]`` in float32."""
+        grouped = self.numbers.view(*self.scales.shape, self.group)
+        weight: Tensor = grouped * self.scales.unsqueeze(2)
+        if self.minimums is not None:
+            weight = weight - self.minimums.unsqueeze(2)
+        return weight.flatten(1)
+
+
+def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
+    """Quantise the linear layers of a model in place. Their weights become torchao tensors.
+
+    ``"int8"`` has one scale per output. ``"int4"`` has a scale and a zero point per output and
+    group of 32 inputs, or per output where the number of inputs is not a multiple of 32. Its 16
+    numbers cover the range of the group's weights. The head has 8 bits, as in common 4-bit GGUF
+    files. A head tied to the embedding gets its own weight, and the embedding is not changed.
+
+    Args:
+        model: a loaded model.
+        quantization: ``"int8"`` or ``"int4"``.
+    """
+    with quiet_import():
+        from torchao.quantization import (
+            Int8WeightOnlyConfig,
+            IntxWeightOnlyConfig,
+            MappingType,
+            PerGroup,
+            quantize_,
+        )
+
+    _replace_conv1d(model)
+
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+
+    def is_head(module: nn.Module, name: str) -> bool:
+        return module is head
+
+    def in_layers(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and module is not head
+
+    def in_groups(module: nn.Module, name: str) -> bool:
+        return in_layers(module, name) and _has_groups(module)
+
+    def whole(module: nn.Module, name: str) -> bool:
+        return in_layers(module, name) and not _has_groups(module)
+
+    if quantization == "int8":
+        quantize_(model, Int8WeightOnlyConfig())
+    elif quantization == "int4":
+        four_bits: torch.dtype = torch.int4  # type: ignore[attr-defined]
+        asymmetric = partial(IntxWeightOnlyConfig, four_bits, mapping_type=MappingType.ASYMMETRIC)
+        quantize_(model, Int8WeightOnlyConfig(), is_head)
+        quantize_(model, asymmetric(granularity=PerGroup(_GROUP_SIZE)), in_groups)
+        quantize_(model, asymmetric(), whole)
+    else:
+        raise ValueError(f"unknown quantisation {quantization!r}")
+
+
+def _has_groups(layer: nn.Module) -> bool:
+    """Whether a linear layer's inputs form whole groups."""
+    return isinstance(layer, nn.Linear) and layer.in_features % _GROUP_SIZE == 0
+
+
+def expand_weights(model: nn.Module) -> None:
+    """Dequantise a model's weights to its dtype, in place.
+
+    torchao has no CPU kernel for quantised weights and dequantises them at every call. Dequantised
+    once, they can be packed, and the model has the speed and size of the unquantised one. The
+    integers are kept as well (:func:`quantized_matrix`), for the native kernels that compute with
+    them.
+    """
+    for layer in _quantized_layers(model):
+        weight: Any = layer.weight
+        matrix = _matrix_of(weight)
+        if matrix is not None:
+            keep_quantized(layer, matrix)
+        layer.weight = nn.Parameter(weight.dequantize(), requires_grad=False)
+
+
+def keep_quantized(layer: nn.Linear, matrix: QuantizedMatrix) -> None:
+    """Keep the matrix that a layer's weight was dequantised from."""
+    object.__setattr__(layer, _MATRIX_ATTRIBUTE, matrix)
+
+
+def quantized_matrix(layer: nn.Linear) -> QuantizedMatrix | None:
+    """The matrix that a layer's weight was dequantised from; ``None`` if it is not known."""
+    found: QuantizedMatrix | None = getattr(layer, _MATRIX_ATTRIBUTE, None)
+    return found
+
+
+def forget_quantized(layer: nn.Linear) -> None:
+    """Free the matrix that :func:`quantized_matrix` returns."""
+    if hasattr(layer, _MATRIX_ATTRIBUTE):
+        object.__delattr__(layer, _MATRIX_ATTRIBUTE)
+
+
+def has_quantized_weights(model: nn.Module) -> bool:
+    """Whether any linear layer has a torchao tensor as its weight."""
+    return any(True for _ in _quantized_layers(model))
+
+
+def _quantized_layers(model: nn.Module) -> Iterator[nn.Linear]:
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and type(module.weight) is not nn.Parameter:
+            yield module
+
+
+def _matrix_of(weight: Any) -> QuantizedMatrix | None:
+    """The integers and scales of one of torchao's weights; ``None`` for other kinds."""
+    with quiet_import():
+        from torchao.quantization import Int8Tensor, IntxUnpackedToInt8Tensor
+
+    if isinstance(weight, Int8Tensor) and weight.scale.numel() == len(weight.qdata):
+        return QuantizedMatrix(weight.qdata, weight.scale.float().view(-1, 1))
+    if isinstance(weight, IntxUnpackedToInt8Tensor):
+        scales = weight.scale.float().view(len(weight.qdata), -1)
+        zeros = weight.zero_point.float().view_as(scales)
+        minimums = zeros * scales if bool(zeros.any()) else None
+        return QuantizedMatrix(weight.qdata, scales, minimums, bits=4, smallest=-8)
+    return None
+
+
+def _replace_conv1d(model: nn.Module) -> None:
+    """Replace GPT-2's ``Conv1D``, which torchao does not support, by ``nn.Linear``."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Conv1D):
+                weight, bias = cast(Tensor, child.weight), cast(Tensor, child.bias)
+                inputs, outputs = weight.shape
+                linear = nn.Linear(inputs, outputs, device="meta", dtype=weight.dtype)
+                linear.weight = nn.Parameter(weight.detach().T.contiguous(), requires_grad=False)
+                linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
+                setattr(parent, name, linear)

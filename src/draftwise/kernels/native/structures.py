@@ -1,0 +1,298 @@
+"""Structures that Python and the C++ kernels share.
+
+Each structure is also declared in ``source``, with the same name and the same fields in the same
+order. :mod:`draftwise.kernels.native.library` compares the sizes of the two declarations when it
+loads the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+
+class Threads(ctypes.Structure):
+    """``Threads`` of ``threads.h``."""
+
+    _fields_ = (
+        ("parallel", ctypes.c_void_p),
+        ("team_size", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+class Sampling(ctypes.Structure):
+    """``Sampling`` of ``sampling.h``."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("temperature", "top_k", "top_p", "min_p"))
+
+
+class Penalties(ctypes.Structure):
+    """``Penalties`` of ``penalties.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("bias_tokens", "bias_values", "repetition")),
+        *((name, ctypes.c_void_p) for name in ("presence", "frequency")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "counts", "num_tokens")),
+        *((name, ctypes.c_int64) for name in ("num_biases", "capacity")),
+    )
+
+
+class Softmax(ctypes.Structure):
+    """``Softmax`` of ``sampling.h``."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("top", "scale", "factor", "least", "lowest")),
+        ("last_least", ctypes.c_int32),
+        ("token", ctypes.c_int64),
+    )
+
+
+class GreedyCall(ctypes.Structure):
+    """``GreedyCall`` of ``sampling.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "tokens", "is_nan")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "vocab")),
+    )
+
+
+class SuffixCorpus(ctypes.Structure):
+    """``SuffixCorpus`` of ``suffix.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tokens", "lengths", "namespaces")),
+        *((name, ctypes.c_void_p) for name in ("short_index", "long_index")),
+        ("num_buckets", ctypes.c_int64),
+    )
+
+
+class ContinuationCall(ctypes.Structure):
+    """``ContinuationCall`` of ``suffix.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("texts", "ends", "namespaces", "greedy")),
+        *((name, ctypes.c_void_p) for name in ("slots", "limits", "corpus", "sums")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "votes", "shares", "acceptance")),
+        *((name, ctypes.c_void_p) for name in ("lengths", "match_lengths", "chunks")),
+        *((name, ctypes.c_int64) for name in ("num_requests", "stride", "width")),
+    )
+    # Objects that must exist as long as the structure.
+    keep_alive: object
+
+
+class MatchSums(ctypes.Structure):
+    """``MatchSums`` of ``matches.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("length_accepted", "length_expected")),
+        *((name, ctypes.c_void_p) for name in ("group_accepted", "group_expected")),
+    )
+
+
+class DistributionCall(ctypes.Structure):
+    """``DistributionCall`` of ``sampling.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "requests", "p", "scratch")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_rows", "vocab", "softens_greedy")),
+    )
+
+
+class ScoreCall(ctypes.Structure):
+    """``ScoreCall`` of ``sampling.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "places", "tokens", "q", "c", "overlap")),
+        *((name, ctypes.c_void_p) for name in ("agreement", "scratch")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_rows", "own_vocab", "vocab", "width")),
+        ("q_stride", ctypes.c_int64),
+    )
+
+
+class TreeAcceptanceCall(ctypes.Structure):
+    """``TreeAcceptanceCall`` of ``trees.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("parents", "final_uniforms")),
+        *((name, ctypes.c_void_p) for name in ("following_uniforms", "scratch", "nodes")),
+        *((name, ctypes.c_void_p) for name in ("num_accepted", "next_tokens", "is_nan")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_trees", "vocab", "width", "uniforms_width")),
+    )
+
+
+class NodeCall(ctypes.Structure):
+    """``NodeCall`` of ``trees.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "requests", "tokens", "probs")),
+        *((name, ctypes.c_void_p) for name in ("entropy", "scratch")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_rows", "vocab", "width")),
+    )
+
+
+class AcceptanceCall(ctypes.Structure):
+    """``AcceptanceCall`` of ``acceptance.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("proposals", "accept_uniforms", "final_uniforms")),
+        *((name, ctypes.c_void_p) for name in ("lenience", "owners", "rows", "scratch")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("num_accepted", "next_tokens", "acceptance", "prefix_acceptance_prob")
+        ),
+        ("is_nan", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("following_uniforms", "drawn", "one_hot")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_requests", "num_rows", "vocab", "width")),
+        *((name, ctypes.c_int64) for name in ("token_stride", "proposal_stride")),
+        *((name, ctypes.c_int64) for name in ("uniforms_width", "following_width", "by_block")),
+    )
+
+
+class AttentionCall(ctypes.Structure):
+    """``AttentionCall`` of ``attention.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "keys", "values", "out", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("segments", "tree")),
+        *((f"{name}_strides", ctypes.c_int64 * 2) for name in ("query", "key", "value")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "capacity", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "is_bfloat16", "window", "chunk")),
+        *((name, ctypes.c_double) for name in ("scale", "softcap")),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """``DecoderLayer`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm")),
+        *((name, ctypes.c_void_p) for name in ("attention_out_norm", "mlp_out_norm")),
+        *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
+        *((name, ctypes.c_void_p) for name in ("qkv", "out", "gate_up", "down", "qkv_bias")),
+        *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size", "rotary")),
+    )
+
+
+class StateInput(ctypes.Structure):
+    """``StateInput`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("projection", "joint_norm", "norms", "state_norm")),
+        *((name, ctypes.c_int64) for name in ("num_states", "size")),
+        *((name, ctypes.c_int64) for name in ("norm_before_residual", "norm_output")),
+    )
+
+
+class DecoderModel(ctypes.Structure):
+    """``DecoderModel`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
+        ("rotary_sizes", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
+        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits", "activation")),
+        *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
+        *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
+        *((name, ctypes.c_void_p) for name in ("state_input", "output_ids")),
+        *((name, ctypes.c_void_p) for name in ("adapter_norm", "adapter_down", "adapter_up")),
+        ("adapter_rank", ctypes.c_int64),
+    )
+
+
+class DecoderCache(ctypes.Structure):
+    """``DecoderCache`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "capacities", "windows")),
+        *((name, ctypes.c_void_p) for name in ("chunks", "cosines", "sines")),
+    )
+
+
+class DecoderCall(ctypes.Structure):
+    """``DecoderCall`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("model", "cache", "threads", "ids", "segments")),
+        *((name, ctypes.c_void_p) for name in ("logit_tokens", "logits", "memory")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_segments", "num_logits")),
+        ("largest_segment", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("tapped_layers", "tapped")),
+        ("num_tapped", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("states", "carried", "carried_rows", "entering")),
+        ("tree", ctypes.c_void_p),
+    )
+    # Objects that must exist until the kernel has run.
+    keep_alive: object
+
+
+class DraftCall(ctypes.Structure):
+    """``DraftCall`` of ``drafting.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("first", "next", "next_ids", "next_segments")),
+        *((name, ctypes.c_void_p) for name in ("requests", "limits", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("uniforms", "tokens", "probs")),
+        *((name, ctypes.c_void_p) for name in ("draft_probs", "entropy", "token_probs", "is_nan")),
+        ("scratch", ctypes.c_void_p),
+        ("sampling", Sampling),
+        ("penalties", Penalties),
+        *((name, ctypes.c_int64) for name in ("num_rows", "position", "num_positions", "width")),
+        *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab", "carried_stride")),
+        ("drawing_s", ctypes.c_double),
+    )
+
+
+# ``NarrowHeader`` of ``narrow.h``: the start of a weight that is stored in fewer bits.
+NARROW_HEADER = np.dtype(
+    [
+        *((name, np.int64) for name in ("panels", "scales", "exceptions", "num_exceptions")),
+        ("exponents", np.uint16, 32),
+    ]
+)
+# ``MAX_SECTIONS``, ``GroupedSection`` and ``GroupedHeader`` of ``grouped.h``.
+MAX_SECTIONS = 4
+GROUPED_SECTION = np.dtype(
+    [
+        *((name, np.int64) for name in ("first_panel", "offset", "bits", "group")),
+        *((name, np.int64) for name in ("has_minimums", "has_wide_scales", "output_scales")),
+        ("values", np.uint16, 64),
+    ]
+)
+GROUPED_HEADER = np.dtype([("num_sections", np.int64), ("sections", GROUPED_SECTION, MAX_SECTIONS)])
+# ``Segment`` of ``attention.h``: cache slot, start, number of tokens, first packed token.
+SEGMENT = np.dtype((np.int64, 4))
+# ``TreeToken`` of ``attention.h``; ``ancestors`` is 0 for a token in no tree.
+TREE_TOKEN = np.dtype([("root", np.int64), ("position", np.int64), ("ancestors", np.uint64)])
+
+_CALLS = (
+    *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall),
+    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, GreedyCall, MatchSums),
+    *(NodeCall, Penalties, Sampling, ScoreCall, Softmax, StateInput, SuffixCorpus, Threads),
+    TreeAcceptanceCall,
+)
+
+
+def structure_sizes() -> dict[str, int]:
+    """Size in bytes of each structure in Python, by its name in C++."""
+    return {
+        **{each.__name__: ctypes.sizeof(each) for each in _CALLS},
+        "GroupedHeader": GROUPED_HEADER.itemsize,
+        "GroupedSection": GROUPED_SECTION.itemsize,
+        "NarrowHeader": NARROW_HEADER.itemsize,
+        "Segment": SEGMENT.itemsize,
+        "TreeToken": TREE_TOKEN.itemsize,
+    }
