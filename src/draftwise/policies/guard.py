@@ -40,8 +40,6 @@ _START, _INCOME, _MOST = 1.0, 0.01, 16.0
 _REFERENCE_SHARE = 0.0025
 # Steps without drafts at a batch size before anything is drafted.
 _FIRST_STEPS = 2
-# A pause of the machine counts up to this multiple of the expected time.
-_LONGEST_PAUSE = 1.25
 # Weight of a step in what drafts gain on average.
 _GAIN_WEIGHT = 1 / 32
 # Steps whose median is the usual time between two steps.
@@ -220,19 +218,17 @@ class Guard:
         computed = self.computed_work(rows, by_model, num_scored)
         kind += SCORED * (num_scored > 0)
         bucket = self.bucket
-        expected = computed * bucket.times.factor(kind)
-        alone, taken = self.alone, expected
         seconds = self._seconds_of_drafts(times)
         if times.is_typical and seconds > 0:
             bucket.times.observe(kind, seconds / computed)
-            taken = min(seconds, _LONGEST_PAUSE * expected) + self.looking_seconds
-            alone = self.alone
         if not kind:
             bucket.since_none = 0
             self.settle(1.0, 1.0)
             return
         bucket.since_none += 1
-        tokens, relative = 1.0 + gained_tokens(outcome) / size, taken / alone
+        # The estimated time is charged. A pause of the machine is not due to the draft.
+        taken = computed * bucket.times.factor(kind) + self.looking_seconds
+        tokens, relative = 1.0 + gained_tokens(outcome) / size, taken / self.alone
         bucket.tokens += _GAIN_WEIGHT * (tokens - bucket.tokens)
         bucket.seconds += _GAIN_WEIGHT * (relative - bucket.seconds)
         self.settle(tokens, relative)
