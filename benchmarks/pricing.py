@@ -53,7 +53,7 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, Outcome, StepTimes
 from draftwise.policies import DraftPosition, PolicyContext, RequestState, create_policy
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.price import LENGTHS
 from draftwise.policies.router import PolicyRouter
 from draftwise.profiling.acceptance import collect
@@ -366,12 +366,12 @@ class Simulation:
             RequestState(CONTEXT, 20, LONGEST, number, self._greedy, mean)
             for number, mean in enumerate(history)
         ]
-        limits = policy.draft_lengths(states)
-        watched = policy.uses_draft_signals()
+        limits, _, wants_scores = planned_drafts(policy, states)
+        watched = policy.uses_draft_signals
         lengths, counts = self._draft(policy, limits, watched, drafts)
         draft = self._written(drafts, lengths, watched)
         scores = None
-        if watched and any(lengths) and policy.wants_companion():
+        if watched and any(lengths) and wants_scores:
             scores = self._scored(drafts, draft)
         plan = policy.select(draft, scores)
         chance = math.exp(0.05 * self._random.standard_normal())
@@ -427,7 +427,7 @@ class Simulation:
         """How many tokens each request drafts, and how many requests draft at each position."""
         lengths, counts = [0] * len(limits), []
         active = [row for row, limit in enumerate(limits) if limit > 0]
-        asks = policy.may_stop_drafting()
+        asks = policy.may_stop_drafting
         place = 0
         while active:
             counts.append(len(active))

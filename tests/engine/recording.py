@@ -8,7 +8,7 @@ from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
-from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import DraftPosition
 
 from ..stand_ins import unguarded
@@ -35,18 +35,15 @@ class Recorder(Policy):
     def _draw(self, count, high):
         return torch.randint(0, high, (count,), generator=self.generator).tolist()
 
-    def draft_lengths(self, requests):
+    def plan_drafts(self, requests):
         self.positions, self.seen = [], None
+        self.num_steps += 1
         drawn = self._draw(len(requests), self.num_speculative_tokens + 1)
-        return [min(n, state.draft_limit) for n, state in zip(drawn, requests, strict=True)]
+        return DraftPlan(drawn, scored=self.asks(self.num_steps))
 
     def keep_drafting(self, position):
         self.positions.append(position)
         return torch.tensor(self._draw(len(position.requests), 6)) > 0
-
-    def wants_companion(self):
-        self.num_steps += 1
-        return self.asks(self.num_steps)
 
     def select(self, draft, companion_scores):
         self.seen = draft, companion_scores

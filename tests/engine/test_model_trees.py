@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,8 +11,8 @@ from draftwise.errors import InvalidParameterError
 from draftwise.kernels.native import library
 from draftwise.models.tree_tokens import SegmentTree
 from draftwise.policies import create_policy
-from draftwise.policies.base import PolicyContext
-from draftwise.policies.inputs import RequestState, TreeLevel
+from draftwise.policies.base import PolicyContext, planned_drafts
+from draftwise.policies.inputs import DraftPosition, RequestState
 
 from ..levels import exhaustive_unless
 from ..stand_ins import unguarded
@@ -285,24 +284,28 @@ def test_a_target_with_chunked_attention_gets_no_trees(models):
 
 
 class TestPolicies:
-    def level(self, values, depth=1, entropy=None):
-        entropy = None if entropy is None else np.array(entropy)
-        return TreeLevel(depth, [0] * len(values), np.array(values), entropy)
+    def level(self, num_nodes, depth=1, entropy=None):
+        entropy = None if entropy is None else torch.tensor(entropy)
+        tokens = torch.zeros(num_nodes, dtype=torch.long)
+        return DraftPosition(depth - 1, [0] * num_nodes, tokens, None, entropy, None)
 
     def test_eagle2_stops_at_its_depth(self):
         policy = create_policy("eagle2", PolicyContext(8), {"depth": 3})
-        assert policy.grow_trees(self.level([0.5, 0.1], 2)).tolist() == [True, True]
-        assert policy.grow_trees(self.level([0.5, 0.1], 3)).tolist() == [False, False]
+        assert policy.keep_drafting(self.level(2, 2)).tolist() == [True, True]
+        assert policy.keep_drafting(self.level(2, 3)).tolist() == [False, False]
 
     def test_svip_tree_stops_where_the_draft_is_unsure(self):
         policy = create_policy("svip-tree", PolicyContext(8), {"threshold": 1.0})
-        level = self.level([0.5, 0.5, 0.5], entropy=[0.2, 1.5, 1.0])
-        assert policy.grow_trees(level).tolist() == [True, False, True]
+        level = self.level(3, entropy=[0.2, 1.5, 1.0])
+        assert policy.keep_drafting(level).tolist() == [True, False, True]
 
     def test_chains_beside_continuations_may_come_from_the_model(self):
         policy = create_policy("eagle2", PolicyContext(8), {"depth": 4})
         request = RequestState(20, 4, 8, history=0.5)
         states = [request, request._replace(offer=(0.9,) * 8), request._replace(has_model=False)]
-        choices = policy.plan_drafts(states)
-        assert [choice.uses_offer for choice in choices] == [False, True, True]
-        assert [choice.length for choice in choices] == [4, 4, 8]
+        states[2] = states[2]._replace(offer=(0.5,) * 8)
+        plan = planned_drafts(policy, states)
+        assert plan.copies == [False, True, True]
+        assert plan.lengths == [8, 8, 8]
+        for place in range(4):
+            assert policy.keep_drafting(self.level(1, place + 1)).tolist() == [place < 3]

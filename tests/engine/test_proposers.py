@@ -21,7 +21,7 @@ from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.loading import load_model
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES, policy_class
-from draftwise.policies.base import DraftChoice
+from draftwise.policies.base import DraftPlan
 from draftwise.policies.router import PolicyRouter
 from draftwise.speculation import RequestSpeculation
 
@@ -362,7 +362,7 @@ class TestHybrid:
         monkeypatch.setattr(
             type(engine.policies),
             "plan_drafts",
-            lambda self, requests: [DraftChoice(n, False) for n in self.draft_lengths(requests)],
+            lambda self, requests: DraftPlan([7] * len(requests), [False] * len(requests)),
         )
         with pytest.raises(AssertionError):
             check_law(models, engine, SamplingParams(max_tokens=3))
@@ -390,7 +390,7 @@ class TestHybrid:
         self, models, monkeypatch
     ):
         turn = itertools.count()
-        monkeypatch.setattr(PolicyRouter, "adds_offers", lambda *_: next(turn) % 3 == 0)
+        monkeypatch.setattr(PolicyRouter, "looks_for_offers", lambda *_: next(turn) % 3 == 0)
         engine = self.engine(models, "fixed", 4, VARIED)
         prompts, params = varied_work(20)
         outputs = generate(engine, prompts, params)
@@ -399,7 +399,7 @@ class TestHybrid:
             assert each.temperature or output.token_ids == other.token_ids
         sources = {source for output in outputs for source in output.token_sources}
         assert {TokenSource.DRAFT, TokenSource.COPY} <= sources
-        monkeypatch.setattr(PolicyRouter, "adds_offers", lambda *_: False)
+        monkeypatch.setattr(PolicyRouter, "looks_for_offers", lambda *_: False)
         own = {
             draft: [
                 engine.add(
@@ -435,7 +435,7 @@ class TestHybrid:
 
         def alternating(self, requests):
             uses_offer = next(turn) % 4 < 3
-            return [DraftChoice(n, uses_offer) for n in self.draft_lengths(requests)]
+            return DraftPlan([7] * len(requests), [uses_offer] * len(requests))
 
         monkeypatch.setattr(type(engine.policies), "plan_drafts", alternating)
         prompts, params = varied_work(12)

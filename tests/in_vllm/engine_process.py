@@ -39,7 +39,7 @@ from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.text_steering import TextSteering
-from draftwise.policies.base import DraftChoice, Policy, Signal
+from draftwise.policies.base import DraftPlan, Policy, Signal
 from draftwise.policies.step_times import StepTimes
 
 ENGINE_SECONDS = 3000  # only ends a test that hangs
@@ -52,9 +52,6 @@ class ByAgreement(Policy):
     summary = source = "for a test"
     signals = frozenset({Signal.AGREEMENT, Signal.OVERLAP})
     needs_companion = True
-
-    def draft_lengths(self, requests):
-        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
 
     def select(self, draft, companion_scores):
         if companion_scores is None:  # nothing was drafted
@@ -83,15 +80,9 @@ class BothSources(Policy):
     name = "both-sources"
     summary = source = "for a test"
 
-    def draft_lengths(self, requests):
-        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
-
     def plan_drafts(self, requests):
-        lengths = self.draft_lengths(requests)
-        return [
-            DraftChoice(length, bool(request.offer) and request.request_id % 2 == 0)
-            for request, length in zip(requests, lengths, strict=True)
-        ]
+        copies = [bool(r.offer) and r.request_id % 2 == 0 for r in requests]
+        return DraftPlan([self.num_speculative_tokens] * len(requests), copies)
 
 
 RULES = {rule.name: rule for rule in (ByAgreement, ByOverlap, BothSources)}

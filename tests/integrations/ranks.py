@@ -38,11 +38,11 @@ class Unasked(Policy):
     name = "unasked"
     summary = source = "of this test"
 
-    def draft_lengths(self, requests):
+    def plan_drafts(self, requests):
         raise AssertionError("asked for draft lengths")
 
     def __getattribute__(self, name):
-        used = {"num_speculative_tokens", "draft_lengths"}
+        used = {"num_speculative_tokens", "plan_drafts"}
         if not name.startswith("__") and name not in used:
             raise AssertionError(f"the policy of a rank that follows is used: {name}")
         return super().__getattribute__(name)

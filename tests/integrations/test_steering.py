@@ -10,7 +10,7 @@ from draftwise.core.types import CompanionScores
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified, verified_by_request
 from draftwise.policies import POLICIES, PolicyContext, create_policy
-from draftwise.policies.base import Policy
+from draftwise.policies.base import DraftPlan, Policy
 
 from .ranks import Follower, Leader, Unasked
 
@@ -158,9 +158,9 @@ class Watching(Policy):
         super().__init__(context)
         self.outcomes, self.forgotten, self.states = [], [], []
 
-    def draft_lengths(self, requests):
+    def plan_drafts(self, requests):
         self.states.append(requests)
-        return [min(3, request.draft_limit) for request in requests]
+        return DraftPlan([3] * len(requests))
 
     def observe(self, outcome, times):
         self.outcomes.append((outcome, times))

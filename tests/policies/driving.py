@@ -7,6 +7,7 @@ import torch
 from draftwise.core.signals import agreement, entropy, overlap, token_probabilities
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.policies import DraftPosition, PolicyContext, RequestState, create_policy
+from draftwise.policies.base import planned_drafts
 from draftwise.policies.step_times import SCORED
 
 from ..stand_ins import draft_position, draft_signals, fixed_latency
@@ -82,6 +83,11 @@ class Step:
     plan: Plan
 
 
+def lengths_of(policy, requests):
+    """The draft lengths that a policy plans, within the limits of the requests."""
+    return list(planned_drafts(policy, requests).lengths)
+
+
 def take_step(policy, world, states=None, scores=None, limits=None):
     """Run one step of a policy, up to the plan.
 
@@ -93,8 +99,9 @@ def take_step(policy, world, states=None, scores=None, limits=None):
         limits: maximum draft lengths that it has planned already; ``None`` to ask it for them.
     """
     states = states or world.states()
+    wants_scores = scores
     if limits is None:
-        limits = policy.draft_lengths(states)
+        limits, _, wants_scores = planned_drafts(policy, states)
     lengths = [0] * len(limits)
     active = [row for row, limit in enumerate(limits) if limit > 0]
     place = 0
@@ -104,7 +111,7 @@ def take_step(policy, world, states=None, scores=None, limits=None):
         position = draft_position(
             place, active, world.q[active, place], world.tokens[active, place]
         )
-        if not policy.uses_draft_signals():
+        if not policy.uses_draft_signals:
             position = DraftPosition(place, active, position.tokens, None, None, None)
         wanted = policy.keep_drafting(position)
         continues = [True] * len(active) if wanted is None else wanted.tolist()
@@ -113,10 +120,10 @@ def take_step(policy, world, states=None, scores=None, limits=None):
             r for r, goes_on in zip(active, continues, strict=True) if goes_on and limits[r] > place
         ]
     draft, q = written(world, lengths, place)
-    if not policy.uses_draft_signals():
+    if not policy.uses_draft_signals:
         draft = replace(draft, signals=None)
     companion_scores = None
-    if any(lengths) and (policy.wants_companion() if scores is None else scores):
+    if any(lengths) and (wants_scores if scores is None else scores):
         companion_scores = scored(world, draft)
     return Step(q, draft, companion_scores, policy.select(draft, companion_scores))
 
@@ -190,7 +197,7 @@ def fix_choice(policy, length, scored=False, price=None):
         policy._choice = found[0] if found else choices[0]
 
     policy._take = take
-    policy._lengths = [length]
+    policy.lengths = [length]
     if price is not None:
         policy.__class__ = type("", (type(policy),), {"_row_price": price, "name": policy.name})
     return policy

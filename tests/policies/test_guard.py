@@ -16,6 +16,8 @@ from draftwise.policies import POLICIES, PolicyContext, RequestState, create_pol
 from draftwise.policies.guard import Guard, bucket_key
 from draftwise.policies.router import PolicyRouter
 
+from .driving import lengths_of
+
 TARGET = StageCost((1, 8, 16, 64, 512), (0.010, 0.012, 0.020, 0.080, 0.700))
 DRAFT = StageCost((1, 64), (0.001, 0.002))
 GAMMA = 7
@@ -50,7 +52,7 @@ class Machine:
         return self
 
     def step(self, size):
-        lengths = self.router.draft_lengths(requests_of(size))
+        lengths = lengths_of(self.router, requests_of(size))
         self.drafted.append(max(lengths))
         kept = [[self.acceptance**i for i in range(1, n + 1)] for n in lengths]
         width = max(lengths)

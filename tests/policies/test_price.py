@@ -17,7 +17,7 @@ from draftwise.policies import PolicyContext, RequestState, create_policy
 from draftwise.policies.router import PolicyRouter
 
 from ..stand_ins import fixed_latency
-from .driving import World, fix_choice, make, one_second, outcome_of, take_step
+from .driving import World, fix_choice, lengths_of, make, one_second, outcome_of, take_step
 from .offering import TARGET, latency, offering
 
 GAMMA = 7
@@ -50,22 +50,12 @@ class Machine:
 
     def step(self, size, offers, has_model, looking):
         requests = [RequestState(50, 5, GAMMA, row, has_model=has_model) for row in range(size)]
-        copied = [False] * size
         searched = 0.0
-        asks = self.router.adds_offers if has_model else self.router.looks_for_offers
-        if offers and asks(requests):
+        if offers and self.router.looks_for_offers(requests):
             searched = looking
-            known = [r._replace(offer=o) for r, o in zip(requests, offers, strict=True)]
-            choices = self.router.plan_drafts(known)
-            if has_model:
-                self.router.looked_for_offers(looking)
-            lengths = [choice.length for choice in choices]
-            copied = [c.uses_offer and c.length > 0 for c in choices]
-        elif has_model:
-            lengths = self.router.draft_lengths(requests)
-        else:
-            self.router.skip_drafts(requests)
-            lengths = [0] * size
+            requests = [r._replace(offer=o) for r, o in zip(requests, offers, strict=True)]
+        lengths, copies, _ = self.router.plan_drafts(requests)
+        copied = [copy and n > 0 for n, copy in zip(lengths, copies, strict=True)]
         table = torch.zeros(size, max(lengths))
         for row, length in enumerate(lengths):
             own = offers[row][:length] if copied[row] else [self.acceptance] * length
@@ -81,7 +71,10 @@ class Machine:
         verify = chance * self.target(rows, 50 * size)
         is_new = preparing > 0
         times = StepTimes(
-            draft, 0.0, 0.0, verify + preparing, 0.0, 0.0, disturbed=is_new, prepared=is_new
+            *(draft, 0.0, 0.0, verify + preparing, 0.0, 0.0),
+            disturbed=is_new,
+            prepared=is_new,
+            looking=searched if has_model else 0.0,
         )
         zero = (0,) * size
         outcome = Outcome(
@@ -137,17 +130,17 @@ class TestLength:
         policy = create_policy("adaptive", PolicyContext(GAMMA, fixed_latency()), {})
         requests = [RequestState(50, 5, limit, row) for row, limit in enumerate([0, 1, 3, 20])]
         for _ in range(5):
-            lengths = policy.draft_lengths(requests)
+            lengths = lengths_of(policy, requests)
             assert all(
                 n <= min(r.draft_limit, GAMMA) for n, r in zip(lengths, requests, strict=True)
             )
 
     def test_nothing_is_drafted_without_room(self):
         policy = create_policy("adaptive", PolicyContext(GAMMA, fixed_latency()), {})
-        assert policy.draft_lengths([RequestState(50, 5, 0)]) == [0]
-        assert policy.draft_lengths([]) == []
+        assert lengths_of(policy, [RequestState(50, 5, 0)]) == [0]
+        assert lengths_of(policy, []) == []
         nothing = create_policy("adaptive", PolicyContext(0, fixed_latency()), {})
-        assert nothing.draft_lengths([RequestState(50, 5, 5)]) == [0]
+        assert lengths_of(nothing, [RequestState(50, 5, 5)]) == [0]
 
     def test_few_new_sizes_are_prepared(self):
         """A new size takes as long as ten steps."""
@@ -162,7 +155,7 @@ class TestSurvival:
         kept = torch.tensor([[0.9, 0.45, 0.09]]).repeat(8, 1)
         fix_choice(policy, 3)
         for _ in range(100):
-            policy.draft_lengths(requests)
+            lengths_of(policy, requests)
             drafted = (3,) * 8
             outcome = Outcome(
                 drafted, drafted, (0,) * 8, (0,) * 8, kept, prefix_acceptance_prob=kept
@@ -172,7 +165,7 @@ class TestSurvival:
 
     def test_failed_requests_and_unverified_tokens_teach_nothing(self):
         policy = fix_choice(create_policy("adaptive", PolicyContext(3, fixed_latency()), {}), 3)
-        policy.draft_lengths([RequestState(50, 5, 3, row) for row in range(2)])
+        lengths_of(policy, [RequestState(50, 5, 3, row) for row in range(2)])
         before = policy.survival()
         kept = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
         outcome = Outcome(
@@ -216,8 +209,8 @@ class TestCopies:
         """Looking takes as long as a fifth of a step and finds nothing of use."""
         machine = Machine(0.8, latency()).run(600, 2, [(0.05,), (0.05,)], looking=0.002)
         looks = []
-        adds = machine.router.adds_offers
-        machine.router.adds_offers = lambda requests: looks.append(adds(requests)) or looks[-1]
+        ask = machine.router.looks_for_offers
+        machine.router.looks_for_offers = lambda requests: looks.append(ask(requests)) or looks[-1]
         machine.run(200, 2, [(0.05,), (0.05,)], looking=0.002)
         assert sum(looks) < 20
 
@@ -233,9 +226,9 @@ class TestCopies:
         requests = offering((0.99,) * 7, (0.05,))
         kinds = set()
         for _ in range(5):
-            choices = router.plan_drafts(requests)
-            kinds.add(tuple(choice.uses_offer for choice in choices if choice.length))
-            nothing = tuple(choice.length for choice in choices)
+            nothing, copies, _ = router.plan_drafts(requests)
+            kinds.add(tuple(copy for n, copy in zip(nothing, copies, strict=True) if n))
+            nothing = tuple(nothing)
             table = torch.zeros(2, max(nothing))
             router.observe(
                 Outcome(nothing, nothing, (0, 0), (0, 0), table, prefix_acceptance_prob=table),
@@ -250,8 +243,8 @@ def test_decisions_use_nothing_that_the_model_draws():
     policy = fix_choice(make("adaptive", 3), 2)
     step = take_step(policy, world)
     assert step.draft.lengths == step.plan.lengths == (2,) * 4
-    assert not policy.uses_draft_signals()
-    assert not policy.may_stop_drafting()
+    assert not policy.uses_draft_signals
+    assert not policy.may_stop_drafting
     policy.observe(outcome_of(world, step), one_second())
 
 
@@ -262,7 +255,7 @@ def test_parts_of_mixed_batches_are_priced_by_the_profile():
         RequestState(50, 5, GAMMA, row, policy="fixed" if row % 2 else None) for row in range(4)
     ]
     for _ in range(3):
-        lengths = router.draft_lengths(requests)
+        lengths = lengths_of(router, requests)
         assert len(lengths) == 4
         table = torch.zeros(4, max(lengths))
         drafted = tuple(lengths)

@@ -15,7 +15,7 @@ from draftwise.policies import (
 )
 
 from ..stand_ins import draft_signals, fixed_latency, profile
-from .driving import World, one_second, outcome_of, take_step
+from .driving import World, lengths_of, one_second, outcome_of, take_step
 
 each_policy = pytest.mark.parametrize("name", POLICIES)
 property_test = settings(deadline=None, derandomize=True, max_examples=50)
@@ -50,7 +50,7 @@ def test_every_policy_describes_itself(name):
 @property_test
 @given(states, st.integers(0, 10))
 def test_draft_lengths_respect_the_limits(name, requests, gamma):
-    lengths = create_policy(name, context(gamma), {}).draft_lengths(requests)
+    lengths = lengths_of(create_policy(name, context(gamma), {}), requests)
     assert len(lengths) == len(requests)
     for length, request in zip(lengths, requests, strict=True):
         assert isinstance(length, int)
@@ -67,7 +67,7 @@ def test_proposals_do_not_exceed_the_drafts_distributions(name):
         probs[request, length:] = 0
     tokens = torch.tensor([[1, 2], [0, 0], [4, 0]])
     policy = create_policy(name, context(2), {})
-    policy.draft_lengths([RequestState(9, 3, 2, index) for index in range(3)])
+    lengths_of(policy, [RequestState(9, 3, 2, index) for index in range(3)])
     draft = Draft(tokens, lengths, probs.clone(), draft_signals(probs, tokens))
     plan = policy.select(draft, None)
     assert torch.equal(plan.tokens, tokens)

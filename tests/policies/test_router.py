@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 from draftwise.core.types import OneHotSignals, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.policies import Policy, PolicyContext, RequestState, Signal, create_policy
+from draftwise.policies.base import DraftPlan
 from draftwise.policies.router import PolicyRouter
 
 from ..core.speculation import uniforms_for
 from ..stand_ins import draft_position, fixed_latency, profile
-from .driving import World, fix_choice, one_second, outcome_of, scored, take_step, written
+from .driving import (
+    World,
+    fix_choice,
+    lengths_of,
+    one_second,
+    outcome_of,
+    scored,
+    take_step,
+    written,
+)
 
 CONTEXT = PolicyContext(3, fixed_latency(), profile(), has_companion=True)
 property_test = settings(deadline=None, derandomize=True, max_examples=40)
@@ -33,17 +43,14 @@ class Recorder(Policy):
         self.states, self.positions, self.calls = [], [], []
         self.num_calls = 0
 
-    def draft_lengths(self, requests):
+    def plan_drafts(self, requests):
         self.states.append(requests)
-        return [min(3, request.draft_limit) for request in requests]
+        self.num_calls += 1
+        return DraftPlan([3] * len(requests), scored=self.wants)
 
     def keep_drafting(self, position):
         self.positions.append(position)
         return None if self.stops is None else position.tokens != self.stops
-
-    def wants_companion(self):
-        self.num_calls += 1
-        return self.wants
 
     def select(self, draft, companion_scores):
         self.calls.append((draft, companion_scores))
@@ -108,7 +115,7 @@ class TestDrafting:
         made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(3, 1)
-        mixture.draft_lengths(states_of(world, [None, "b", None]))
+        lengths_of(mixture, states_of(world, [None, "b", None]))
         position = draft_position(0, [0, 1, 2], world.q[:, 0], world.tokens[:, 0])
         mixture.keep_drafting(replace(position, agreement=torch.tensor([0.1, 0.2, 0.3])))
         seen = [policy.positions[0].agreement.tolist() for policy in made]
@@ -119,8 +126,8 @@ class TestDrafting:
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(2, 2)
         for names, uses in (([None, None], False), ([None, "b"], True), (["b", "b"], True)):
-            mixture.draft_lengths(states_of(world, names))
-            assert mixture.uses_draft_signals() == uses
+            lengths_of(mixture, states_of(world, names))
+            assert mixture.uses_draft_signals == uses
 
     def test_policies_that_use_no_signals_get_none(self):
         made = Recorder(signals=False), Recorder(signals=True)
@@ -173,8 +180,8 @@ class TestPlans:
         mixture = mixture_of(
             Recorder(keeps=1), b=Recorder(keeps=2), staged=create_policy("staged", CONTEXT, {})
         )
-        mixture.draft_lengths(states_of(world, names))
-        assert mixture.wants_companion()
+        lengths_of(mixture, states_of(world, names))
+        assert mixture.wants_companion
         plan = mixture.select(draft, companion_scores)
 
         part = World(
@@ -187,7 +194,7 @@ class TestPlans:
             stage_uniforms=type(uniforms)(uniforms.accept[rows], uniforms.final[rows]),
         )
         staged = create_policy("staged", CONTEXT, {})
-        staged.draft_lengths(part.states())
+        lengths_of(staged, part.states())
         expected = staged.select(own, scored(part, own))
         assert torch.equal(plan.tokens[rows], expected.tokens)
         assert torch.equal(plan.proposals[rows], expected.proposals)
@@ -253,7 +260,7 @@ class TestLearning:
         made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(4, 2)
-        mixture.draft_lengths(states_of(world, [None, "b", None, "b"]))
+        lengths_of(mixture, states_of(world, [None, "b", None, "b"]))
         outcome = self.outcome()
         mixture.observe(outcome, one_second())
         for policy, rows, failed in ((made[0], [0, 2], {1}), (made[1], [1, 3], {0})):
@@ -276,7 +283,7 @@ class TestLearning:
         made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(4, 2)
-        mixture.draft_lengths(states_of(world, ["b"] * 4))
+        lengths_of(mixture, states_of(world, ["b"] * 4))
         outcome, times = self.outcome(), one_second()
         mixture.observe(outcome, times)
         assert made[1].calls == [(outcome, times)]
@@ -285,7 +292,7 @@ class TestLearning:
     def test_a_step_without_generated_tokens_is_ignored(self):
         made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
-        mixture.draft_lengths(states_of(World.random(2, 1), [None, "b"]))
+        lengths_of(mixture, states_of(World.random(2, 1), [None, "b"]))
         mixture.observe(Outcome((), (), (), (), None), StepTimes(0, 0, 0, 0, 0, 0, 5))
         assert made[0].calls == made[1].calls == []
 
@@ -305,11 +312,11 @@ class TestLearning:
 
 
 class TestGuard:
-    def test_policies_that_need_no_costs_are_not_asked_in_steps_that_rest(self):
+    def test_nothing_is_drafted_or_looked_for_in_steps_that_rest(self):
         context = replace(CONTEXT, guarded=True)
         policy = Recorder()
         router = PolicyRouter(context, policy)
-        assert [router.draft_lengths([RequestState(50, 5, 3)]) for _ in range(2)] == [[0], [0]]
+        assert [lengths_of(router, [RequestState(50, 5, 3)]) for _ in range(2)] == [[0], [0]]
         assert not router.looks_for_offers([RequestState(50, 5, 3)])
 
     def test_a_reset_begins_a_new_account(self):
@@ -326,7 +333,7 @@ class TestNames:
         mixture = PolicyRouter(CONTEXT, default)
         assert mixture.get("tetris") is mixture.get(None) is default
         world = World.random(2, 2)
-        mixture.draft_lengths(states_of(world, [None, "tetris"]))
+        lengths_of(mixture, states_of(world, [None, "tetris"]))
         assert mixture._parts == [(default, [0, 1])]
 
     def test_other_policies_are_created_once(self):

@@ -5,6 +5,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.policies import PolicyContext, RequestState, create_policy
 
 from ..stand_ins import NO_TIMES, FixedLatency, outcome
+from .driving import lengths_of
 
 
 def create(target, draft, gamma=6, first_extra=0.0, **options):
@@ -45,8 +46,8 @@ def test_the_length_has_the_best_goodput_for_the_batch():
         policy = create(target=100, draft=2)
         requests = states(num_requests)
         best = max(range(7), key=lambda k: policy.goodput(k, requests))
-        assert policy.draft_lengths(requests) == [best] * num_requests
-    few, many = (create(target=100, draft=2).draft_lengths(states(n))[0] for n in (1, 256))
+        assert lengths_of(policy, requests) == [best] * num_requests
+    few, many = (lengths_of(create(target=100, draft=2), states(n))[0] for n in (1, 256))
     assert few > 3
     assert many == 0
 
@@ -54,9 +55,9 @@ def test_the_length_has_the_best_goodput_for_the_batch():
 def test_lengths_respect_each_requests_limit():
     policy = create(target=1000, draft=0.001)
     mixed = [*states(1, limit=0), *states(1, limit=2), *states(1)]
-    assert policy.draft_lengths(mixed) == [0, 2, 6]
-    assert policy.draft_lengths([]) == []
-    assert policy.draft_lengths(states(2, limit=0)) == [0, 0]
+    assert lengths_of(policy, mixed) == [0, 2, 6]
+    assert lengths_of(policy, []) == []
+    assert lengths_of(policy, states(2, limit=0)) == [0, 0]
 
 
 def test_the_length_follows_acceptance():
@@ -64,9 +65,9 @@ def test_the_length_follows_acceptance():
     lengths = []
     for accepted in (4, 0):
         for _ in range(200):
-            policy.draft_lengths(states(1))
+            lengths_of(policy, states(1))
             policy.observe(outcome([4], [4], [accepted]), NO_TIMES)
-        lengths.append(policy.draft_lengths(states(1))[0])
+        lengths.append(lengths_of(policy, states(1))[0])
     assert policy.acceptance_rate < 0.05
     assert lengths == [6, 0]
 
@@ -82,12 +83,12 @@ def test_acceptance_rate_ignores_tokens_after_a_rejection():
 
 def test_one_token_is_drafted_at_intervals_to_learn():
     policy = create(target=0.001, draft=100, explore_every=8)
-    lengths = [policy.draft_lengths(states(2))[0] for _ in range(32)]
+    lengths = [lengths_of(policy, states(2))[0] for _ in range(32)]
     assert lengths == [0, 0, 0, 0, 0, 0, 0, 1] * 4
     # A step in which no request could draft does not count.
     for _ in range(20):
-        policy.draft_lengths(states(2, limit=0))
-    assert [policy.draft_lengths(states(2))[0] for _ in range(8)] == [0] * 7 + [1]
+        lengths_of(policy, states(2, limit=0))
+    assert [lengths_of(policy, states(2))[0] for _ in range(8)] == [0] * 7 + [1]
 
 
 def test_step_costs_are_required():

@@ -13,6 +13,7 @@ from draftwise.policies import PolicyContext, RequestState, create_policy
 from ..core.speculation import DraftBatch, uniforms_for
 from ..core.statistics_tools import chi_square_p_value, prefix_codes, random_tree, sequence_counts
 from ..stand_ins import draft_signals
+from .driving import lengths_of
 
 NUM_REQUESTS = 100_000
 VOCAB, WIDTH = 3, 2
@@ -21,7 +22,7 @@ NOT_UNLIKELY = 1e-4
 
 def staged(greedy, gamma=WIDTH):
     policy = create_policy("staged", PolicyContext(gamma, has_companion=True), {})
-    policy.draft_lengths([RequestState(5, 1, gamma, i, each) for i, each in enumerate(greedy)])
+    lengths_of(policy, [RequestState(5, 1, gamma, i, each) for i, each in enumerate(greedy)])
     return policy
 
 

@@ -11,6 +11,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.policies import PolicyContext, RequestState, create_policy
 
 from ..stand_ins import NO_TIMES, draft_position, fixed_latency, outcome, profile
+from .driving import lengths_of
 
 property_test = settings(deadline=None, derandomize=True, max_examples=50)
 
@@ -24,8 +25,9 @@ def create(name, gamma=5, **options):
 
 
 def begin(policy, num_requests=3, limit=9, first_id=0, history=0.5):
-    return policy.draft_lengths(
-        [RequestState(9, 3, limit, first_id + i, history=history) for i in range(num_requests)]
+    return lengths_of(
+        policy,
+        [RequestState(9, 3, limit, first_id + i, history=history) for i in range(num_requests)],
     )
 
 

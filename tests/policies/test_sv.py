@@ -23,6 +23,7 @@ from ..stand_ins import FixedLatency, fixed_latency, profile, random_records
 from .driving import (
     World,
     fix_choice,
+    lengths_of,
     make,
     one_second,
     outcome_of,
@@ -111,7 +112,7 @@ def test_the_estimate_learns_from_scored_steps_only(name):
 def test_copied_tokens_are_verified_whatever_the_companion_says(name):
     policy = fix_choice(make(name, 3), 3, scored=True, price=0.999)
     world = World.random(4, 3, seed=1)
-    policy.draft_lengths(world.states())
+    lengths_of(policy, world.states())
     by_model = np.array([False, False, True, True])
     policy._choice = policy._choice._replace(by_model=by_model)
     step = take_step(policy, world, limits=[3, 2, 3, 3])

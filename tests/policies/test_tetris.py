@@ -16,6 +16,7 @@ from draftwise.policies import PolicyContext, RequestState, create_policy
 from ..core.speculation import DraftBatch, Speculation, exact_law, keep_all
 from ..core.statistics_tools import integer_tree, random_tree, total_variation
 from ..stand_ins import draft_signals
+from .driving import lengths_of
 
 property_test = settings(deadline=None, derandomize=True, max_examples=40)
 
@@ -144,7 +145,7 @@ def test_greedy_batches_have_no_proposals():
 @pytest.mark.parametrize("name", ["tetris", "tetris-published"])
 def test_an_empty_draft(name):
     policy = create(name, 3)
-    assert policy.draft_lengths([RequestState(5, 1, 0)]) == [0]
+    assert lengths_of(policy, [RequestState(5, 1, 0)]) == [0]
     tokens = torch.zeros(1, 0, dtype=torch.int64)
     assert policy.select(Draft(tokens, (0,), None), None).lengths == (0,)
 

@@ -104,6 +104,25 @@ class Draft:
         rows: list[list[int]] = self.tokens.tolist()
         return rows
 
+    def of_requests(self, own: list[int], with_signals: bool) -> Draft:
+        """The draft of some requests, with its own storage.
+
+        Args:
+            own: their indices in the batch.
+            with_signals: whether it has signals.
+        """
+        index, uniforms = torch.tensor(own, device=self.tokens.device), self.stage_uniforms
+        signals = self.signals.of_requests(index) if with_signals and self.signals else None
+        return Draft(
+            self.tokens[index],
+            tuple(self.lengths[i] for i in own),
+            None if self.probs is None else self.probs[index],
+            signals,
+            None if uniforms is None else StageUniforms(uniforms.accept[own], uniforms.final[own]),
+            None if self.is_one_hot is None else tuple(self.is_one_hot[i] for i in own),
+            None if self.parents is None else self.parents[index],
+        )
+
 
 @dataclass(frozen=True)
 class DraftSignals:
@@ -194,6 +213,10 @@ class CompanionScores:
     overlap: Tensor
     agreement: Tensor
 
+    def of_requests(self, index: Tensor) -> CompanionScores:
+        """The scores of some requests, ``[requests]`` by their index in the batch."""
+        return CompanionScores(self.probs[index], self.overlap[index], self.agreement[index])
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -276,6 +299,21 @@ class Outcome:
         """Number of leading tokens of each request with known acceptance."""
         return self.num_verified if self.num_known is None else self.num_known
 
+    def of_requests(self, own: list[int]) -> Outcome:
+        """The result of some requests, by their indices in the batch."""
+        prefixes = self.prefix_acceptance_prob
+        return Outcome(
+            tuple(self.num_drafted[i] for i in own),
+            tuple(self.num_verified[i] for i in own),
+            tuple(self.num_accepted[i] for i in own),
+            tuple(self.next_tokens[i] for i in own),
+            None if self.acceptance is None else self.acceptance[own],
+            frozenset(at for at, i in enumerate(own) if i in self.failed),
+            None if prefixes is None else prefixes[own],
+            tuple(self.known_lengths[i] for i in own),
+            paths=None if self.paths is None else tuple(self.paths[i] for i in own),
+        )
+
 
 # The parts of a step. Each is a field of :class:`StepTimes`.
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
@@ -296,6 +334,7 @@ class StepTimes:
         disturbed: whether requests of several policies were in the step, another step ran at the
             same time, or passes of new sizes were prepared.
         prepared: whether passes of new sizes were prepared, as CUDA graphs.
+        looking: the part of ``draft`` in which continuations were looked for beside a draft model.
     """
 
     draft: float
@@ -307,6 +346,7 @@ class StepTimes:
     num_prompt_tokens: int = 0
     disturbed: bool = False
     prepared: bool = False
+    looking: float = 0.0
 
     @property
     def is_typical(self) -> bool:

@@ -64,7 +64,7 @@ class SpeculationPipeline:
             return self.oracle.scores(draft) if any(draft.lengths) else None
         if self.companion is None:
             return None
-        if any(draft.lengths) and self.policies.wants_companion():
+        if any(draft.lengths) and self.policies.wants_companion:
             return self.companion.score(batch, draft)
         self.companion.read_prompts(batch)
         return None
@@ -75,7 +75,9 @@ class SpeculationPipeline:
         return plan if draft.parents is None else replace(plan, parents=draft.parents)
 
     def counted(self, times: StepTimes) -> StepTimes:
-        """A step's times without the time of the oracle."""
+        """A step's times with the time of looking for continuations, and without the oracle's."""
+        if self.proposer.looking_seconds:
+            times = replace(times, looking=self.proposer.looking_seconds)
         if self.oracle is None:
             return times
         uncounted = self.oracle.take_seconds_of_drafting()

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.options import number_option
-from draftwise.policies.stopping import EarlyStop
 
 
 @dataclass
@@ -23,7 +22,7 @@ class _Threshold:
     acceptance_rate: float
 
 
-class AdaEdl(EarlyStop):
+class AdaEdl(Policy):
     """Stop where 1 − √(γ_c·H(q)) < λ, λ following the acceptance rate (Agrawal et al. 2024).
 
     The left side is an approximate lower bound on the acceptance probability: Pinsker's inequality
@@ -77,14 +76,14 @@ class AdaEdl(EarlyStop):
         self._thresholds: dict[int, _Threshold] = {}
         self._step: list[_Threshold] = []
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request."""
         new = (_Threshold(self._first_threshold, self._alpha) for _ in requests)
         self._step = [
             self._thresholds.setdefault(request.request_id, first)
             for request, first in zip(requests, new, strict=True)
         ]
-        return super().draft_lengths(requests)
+        return super().plan_drafts(requests)
 
     def keep_drafting(self, position: DraftPosition) -> Tensor:
         """1 − √(γ_c·H(q)) ≥ λ."""

@@ -2,12 +2,12 @@
 
 In every step the engine calls a policy's methods in this order:
 
-1. :meth:`Policy.draft_lengths`: returns the maximum draft length of each request. A proposer that
-   knows continuations before anything is drafted calls :meth:`Policy.plan_drafts` instead.
-2. :meth:`Policy.keep_drafting`: decides after each drafted token which requests continue. For token
-   trees of a draft model, :meth:`Policy.grow_trees` decides which nodes get children.
-3. :meth:`Policy.wants_companion`: decides whether the companion scores the draft.
-4. :meth:`Policy.select`: selects the drafted tokens to verify, and their proposals q′.
+1. :meth:`Policy.looks_for_offers`: whether continuations of the texts are looked for. It is asked
+   only where there are texts to continue.
+2. :meth:`Policy.plan_drafts`: the maximum draft length of each request, and its source.
+3. :meth:`Policy.keep_drafting`: after each drafted token, which requests continue; in token trees,
+   which nodes get children.
+4. :meth:`Policy.select`: the drafted tokens to verify, and their proposals q′.
 5. :meth:`Policy.observe`: learns from the acceptance decisions and the step's times.
 
 The output keeps the target's distribution if each decision about a position satisfies one of two
@@ -20,7 +20,6 @@ on earlier steps.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,13 +27,11 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.draft_length import expected_accepted
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
-from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
+from draftwise.policies.inputs import DraftPosition, RequestState
 
 if TYPE_CHECKING:
     from draftwise.core.latency import LatencyModel
@@ -59,17 +56,19 @@ _OF_THE_DRAFT = {Signal.ENTROPY, Signal.TOKEN_PROBABILITY}
 _OF_THE_COMPANION = {Signal.OVERLAP, Signal.AGREEMENT}
 
 
-class DraftChoice(NamedTuple):
-    """What is drafted for one request.
+class DraftPlan(NamedTuple):
+    """What is drafted in a step.
 
     Attributes:
-        length: maximum number of drafted tokens.
-        uses_offer: whether the tokens are those of the offer. Otherwise the draft model writes
-            them.
+        lengths: ``[batch]`` maximum number of drafted tokens; in token trees, of nodes.
+        copies: ``[batch]`` whether the tokens are those of the request's offer. Otherwise the draft
+            model writes them. ``None`` takes the source that is expected to gain more.
+        scored: whether the companion scores the draft; ``None`` if ``needs_companion``.
     """
 
-    length: int
-    uses_offer: bool
+    lengths: Sequence[int]
+    copies: Sequence[bool] | None = None
+    scored: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class PolicyContext:
         return {} if self.profile is None else self.profile.parameters
 
 
-class Policy(ABC):
+class Policy:
     """Decides when to stop drafting and what to verify.
 
     Attributes:
@@ -120,7 +119,8 @@ class Policy(ABC):
             Other policies only cut, based on earlier tokens.
         replaces_tokens: whether it may replace drafted tokens by other tokens.
         verifies_trees: whether it can select among the nodes of token trees.
-        asks_guard: whether it drafts nothing that the guard does not afford.
+        reads_offers: whether :meth:`select` reads the distributions of offered tokens in a draft.
+            Otherwise they are not written beside those of a draft model.
         scores_offers: whether it lets a companion score continuations of which the acceptance is
             estimated before anything is drafted.
         guard: estimates step times; ``None`` without step costs.
@@ -139,16 +139,58 @@ class Policy(ABC):
     filters: ClassVar[bool] = False
     replaces_tokens: ClassVar[bool] = False
     verifies_trees: ClassVar[bool] = False
-    asks_guard: ClassVar[bool] = False
     scores_offers: ClassVar[bool] = True
 
+    reads_offers: bool = False
     guard: Guard | None = None
 
     def __init__(self, context: PolicyContext) -> None:
         self.num_speculative_tokens = context.num_speculative_tokens
 
+    def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Whether continuations are looked for in this step. It must not depend on them.
+
+        Looking takes time, which a policy may save. Beside a draft model, the answer must depend on
+        earlier steps only.
+
+        Args:
+            requests: the requests of the step, without offers.
+        """
+        return True
+
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """Choose the source and the maximum length of each request's draft; by default γ tokens.
+
+        Lengths beyond a request's limit are cut. An offer has no random part. So a choice between
+        offer and draft model may look at the offer's estimates, but never at what the draft model
+        draws. Whether the companion scores the draft must not depend on the draft either.
+        """
+        return DraftPlan([self.num_speculative_tokens] * len(requests))
+
+    def keep_drafting(self, position: DraftPosition) -> Tensor | None:
+        """Which requests continue drafting: ``[active]`` bool, or ``None`` for all.
+
+        It is asked after each token, and decides about the next position. The token just drawn
+        stays in the draft. So the answer may use all that was drawn so far. In token trees of a
+        draft model, it decides which nodes get children.
+        """
+        return None
+
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Select the drafted tokens to verify; all of them by default."""
+        return Plan(draft.tokens, draft.lengths, draft.probs)
+
+    def observe(self, outcome: Outcome, times: StepTimes) -> None:
+        """Learn from the acceptance decisions of a step."""
+
+    def forget(self, request_ids: Collection[int]) -> None:
+        """Delete the state of ended requests."""
+
+    # What follows from the above.
+
+    @property
     def uses_draft_signals(self) -> bool:
-        """Whether the draft's signals must be computed."""
+        """Whether the draft's signals must be computed in this step."""
         return bool(self.signals & (_OF_THE_DRAFT | _OF_THE_COMPANION))
 
     @classmethod
@@ -156,111 +198,31 @@ class Policy(ABC):
         """Whether the policy makes use of a companion."""
         return bool(cls.signals & _OF_THE_COMPANION) or cls.needs_companion
 
-    @abstractmethod
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """The maximum draft length of each request, at most its ``draft_limit``."""
-
-    def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
-        """Whether continuations are looked for in this step. It must not depend on them.
-
-        It is asked before :meth:`plan_drafts` where no draft model is used, and before token trees
-        are drafted. Looking takes time, which a policy may save. If the answer is no,
-        :meth:`skip_drafts` replaces :meth:`plan_drafts`.
-
-        Args:
-            requests: the requests of the step, without offers.
-        """
-        return True
-
-    def adds_offers(self, requests: Sequence[RequestState]) -> bool:
-        """Whether continuations are looked for beside a draft model in this step.
-
-        If the answer is no, the step is one of the draft model alone, and :meth:`draft_lengths`
-        replaces :meth:`plan_drafts`. The answer must depend on earlier steps only.
-
-        Args:
-            requests: the requests of the step, without offers.
-        """
-        return True
-
-    def looked_for_offers(self, seconds: float) -> None:  # noqa: B027
-        """Learn how long looking for continuations took, after :meth:`plan_drafts`.
-
-        It is called only where :meth:`adds_offers` is asked.
-        """
-
-    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
-        """Begin a step without drafts, because :meth:`looks_for_offers` was answered with no.
-
-        Args:
-            requests: the requests of the step, without offers.
-        """
-        self.draft_lengths(requests)
-
-    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """Choose the source and the maximum length of each request's draft.
-
-        It replaces :meth:`draft_lengths` in a step in which some requests have an offer. An offer
-        has no random part. So a choice between offer and draft model may look at the offer's
-        estimates, but never at what the draft model draws.
-
-        By default the source with the larger expected number of accepted tokens is chosen. That of
-        the draft model is estimated from the request's history.
-        """
-        lengths = self.draft_lengths(requests)
-        return [
-            DraftChoice(length, not request.has_model or _offers_more(request, length))
-            for request, length in zip(requests, lengths, strict=True)
-        ]
-
+    @property
     def may_stop_drafting(self) -> bool:
         """Whether :meth:`keep_drafting` may stop a draft in this step."""
         return type(self).keep_drafting is not Policy.keep_drafting
-
-    def reads_offers(self) -> bool:
-        """Whether :meth:`select` reads the distributions of offered tokens in a draft.
-
-        Otherwise they are not written beside those of a draft model.
-        """
-        return False
-
-    def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """Which requests continue drafting: ``[active]`` bool, or ``None`` for all."""
-        return None
-
-    def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
-        """Maximum number of nodes of each request's token tree, before anything is drafted.
-
-        It is asked after :meth:`looks_for_offers`.
-        """
-        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
-
-    def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
-        """Which nodes of token trees get children: ``[nodes]``, or ``None`` for all of them.
-
-        It is asked before each pass of the draft model after the first one. The answer may depend
-        on all that was drafted, as nodes are proposed with certainty.
-        """
-        return None
-
-    def wants_companion(self) -> bool:
-        """Whether the companion scores this step's draft. It must not depend on the draft."""
-        return self.needs_companion
-
-    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
-        """Select the drafted tokens to verify; all of them by default."""
-        return Plan(draft.tokens, draft.lengths, draft.probs)
-
-    def observe(self, outcome: Outcome, times: StepTimes) -> None:  # noqa: B027
-        """Learn from the acceptance decisions of a step."""
 
     @property
     def learns(self) -> bool:
         """Whether its decisions depend on the outcomes of earlier steps."""
         return type(self).observe is not Policy.observe
 
-    def forget(self, request_ids: Collection[int]) -> None:  # noqa: B027
-        """Delete the state of ended requests."""
+
+def planned_drafts(policy: Policy, requests: Sequence[RequestState]) -> DraftPlan:
+    """A policy's plan, within the limits of the requests and with a source for each of them."""
+    lengths, copies, scored = policy.plan_drafts(requests)
+    if copies is None:
+        copies = [
+            not request.has_model or _offers_more(request, min(length, request.draft_limit))
+            for request, length in zip(requests, lengths, strict=True)
+        ]
+    most = [
+        len(request.offer) if is_copied else request.draft_limit
+        for request, is_copied in zip(requests, copies, strict=True)
+    ]
+    lengths = [min(pair) for pair in zip(lengths, most, strict=True)]
+    return DraftPlan(lengths, copies, policy.needs_companion if scored is None else scored)
 
 
 def _offers_more(request: RequestState, length: int) -> bool:

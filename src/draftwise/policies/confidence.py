@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import Policy, PolicyContext, Signal
 from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.options import number_option
-from draftwise.policies.stopping import EarlyStop
 
 
-class Confidence(EarlyStop):
+class Confidence(Policy):
     """Stop after a drawn token with q(x) < threshold.
 
     This is ``assistant_confidence_threshold`` of Hugging Face's assisted generation, with its

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.options import number_option
-from draftwise.policies.stopping import EarlyStop, RunningProduct
+from draftwise.policies.stopping import RunningProduct
 
 
-class DySpec(EarlyStop):
+class DySpec(Policy):
     """Continue while Π_{j≤i} q(x_j) ≥ threshold (Xiong et al. 2024, threshold construction).
 
     The paper grows a token tree at the nodes with the largest product of draft probabilities. This
@@ -38,10 +38,10 @@ class DySpec(EarlyStop):
         self._threshold = number_option("threshold", threshold, 0.0, 1.0)
         self._product = RunningProduct()
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request."""
         self._product.begin(len(requests))
-        return super().draft_lengths(requests)
+        return super().plan_drafts(requests)
 
     def keep_drafting(self, position: DraftPosition) -> Tensor:
         """Π q(x_j) ≥ threshold."""

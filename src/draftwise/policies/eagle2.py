@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
-from draftwise.policies.base import DraftChoice, Policy, PolicyContext, Signal
-from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
+from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.options import integer_option, number_option
 
 
@@ -37,23 +34,9 @@ class Eagle2(Policy):
         super().__init__(context)
         self._depth = integer_option("depth", depth, 1)
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``. A chain is not longer than a tree."""
-        return [min(self._depth, most) for most in self.max_tree_nodes(requests)]
-
-    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """All nodes that were drafted, up to γ; with a draft model, the better source of chains."""
-        chains = super().plan_drafts(requests)
-        return [
-            chain if request.has_model else DraftChoice(most, True)
-            for request, chain, most in zip(
-                requests, chains, self.max_tree_nodes(requests), strict=True
-            )
-        ]
-
-    def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_]:
-        """All nodes up to the depth before the last."""
-        return np.full(len(level.requests), level.depth < self._depth)
+    def keep_drafting(self, position: DraftPosition) -> Tensor:
+        """All nodes up to the depth before the last. A chain is not longer than a tree."""
+        return torch.full((len(position.requests),), position.index + 1 < self._depth)
 
 
 class SvipTree(Eagle2):
@@ -81,12 +64,6 @@ class SvipTree(Eagle2):
         self._threshold = number_option("threshold", threshold, 0.0)
 
     def keep_drafting(self, position: DraftPosition) -> Tensor:
-        """√H(q) ≤ h, where a chain is drafted."""
-        assert position.entropy is not None
-        return position.entropy.sqrt() <= self._threshold
-
-    def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_]:
         """√H(q) ≤ h, up to the depth before the last."""
-        assert level.entropy is not None
-        grows: NDArray[np.bool_] = np.sqrt(level.entropy) <= self._threshold
-        return super().grow_trees(level) & grows
+        assert position.entropy is not None
+        return (position.entropy.sqrt() <= self._threshold) & (position.index + 1 < self._depth)

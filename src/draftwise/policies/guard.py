@@ -36,6 +36,9 @@ Integers = NDArray[np.int64]
 # In steps without drafts: what the account begins with, what every step adds, and the most that is
 # kept, so that long savings do not pay for long losses.
 _START, _INCOME, _MOST = 1.0, 0.01, 16.0
+# As long as few steps of a kind were measured, a pause of the machine counts up to this multiple of
+# the expected time.
+_LONGEST_PAUSE = 1.25
 # Share of the time that pays for measuring steps without drafts again.
 _REFERENCE_SHARE = 0.0025
 # Steps without drafts at a batch size before anything is drafted.
@@ -74,7 +77,6 @@ class Guard:
         requests: the requests of the step.
         looked: whether the step looks for continuations, without a draft model.
         scored: whether a companion scores the step's draft.
-        looking_seconds: time of looking for continuations beside a draft model.
         bucket: what is known at the step's batch size.
         computed_alone: seconds of the step without drafts by the profiled costs.
     """
@@ -107,7 +109,6 @@ class Guard:
         """Begin a step. Calling it again changes nothing."""
         self.requests = requests
         self.looked = self.scored = False
-        self.looking_seconds = 0.0
         size = len(requests)
         self._context = sum(request.num_tokens for request in requests)
         self.computed_alone = self.target(size, self._context)
@@ -218,6 +219,7 @@ class Guard:
         computed = self.computed_work(rows, by_model, num_scored)
         kind += SCORED * (num_scored > 0)
         bucket = self.bucket
+        expected = computed * bucket.times.factor(kind)
         seconds = self._seconds_of_drafts(times)
         if times.is_typical and seconds > 0:
             bucket.times.observe(kind, seconds / computed)
@@ -226,8 +228,11 @@ class Guard:
             self.settle(1.0, 1.0)
             return
         bucket.since_none += 1
-        # The estimated time is charged. A pause of the machine is not due to the draft.
-        taken = computed * bucket.times.factor(kind) + self.looking_seconds
+        if bucket.times.is_known(kind):  # a pause of the machine is not due to the draft
+            taken = computed * bucket.times.factor(kind)
+        else:
+            taken = min(seconds, _LONGEST_PAUSE * expected) if times.is_typical else expected
+        taken += times.looking
         tokens, relative = 1.0 + gained_tokens(outcome) / size, taken / self.alone
         bucket.tokens += _GAIN_WEIGHT * (tokens - bucket.tokens)
         bucket.seconds += _GAIN_WEIGHT * (relative - bucket.seconds)
@@ -240,7 +245,7 @@ class Guard:
         """
         self._between_steps.append(times.rest)
         usual = min(times.rest, median(self._between_steps))
-        return times.total - times.rest + usual - self.looking_seconds
+        return times.total - times.rest + usual - times.looking
 
     def settle(self, tokens: float, seconds: float) -> None:
         """Add to the account what a step saved.

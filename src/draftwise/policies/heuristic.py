@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import RequestState
 
 _FIRST_LENGTH = 5
@@ -30,10 +30,10 @@ class Heuristic(Policy):
         self._lengths: dict[int, int] = {}
         self._step: list[int] = []
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """Each request's own length, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """Each request's own length."""
         self._step = [request.request_id for request in requests]
-        return [min(self._length(r.request_id), r.draft_limit) for r in requests]
+        return DraftPlan([self._length(request) for request in self._step])
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Update the length of each request that drafted."""

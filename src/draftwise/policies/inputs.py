@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 # Initial estimate for a request without verified tokens, and the weight of each new token.
@@ -71,31 +70,17 @@ class RequestState(NamedTuple):
     num_behind: int = 0
 
 
-class TreeLevel(NamedTuple):
-    """Nodes of token trees whose children the draft model may propose next.
-
-    Attributes:
-        depth: number of tokens on the path to each node, itself included.
-        requests: ``[nodes]`` index of each node's request in the step's batch.
-        values: ``[nodes]`` estimated probability that the path to each node is accepted.
-        entropy: ``[nodes]`` entropy in nats of the draft's distribution that each node's token was
-            taken from; ``None`` if the policy uses no signals of the draft.
-    """
-
-    depth: int
-    requests: Sequence[int]
-    values: NDArray[np.float64]
-    entropy: NDArray[np.float64] | None
-
-
 @dataclass(frozen=True)
 class DraftPosition:
     """The token just drafted, for the requests that are still drafting.
 
+    In token trees of a draft model, an entry is a node whose children may be drafted next. A
+    request can have several.
+
     The signals are ``None`` if the policy uses none of the draft's signals.
 
     Attributes:
-        index: position in the draft, from 0.
+        index: position in the draft, from 0; in token trees, the depth.
         requests: index of each ``active`` request in the step's batch.
         tokens: ``[active]`` int64, the token drawn.
         draft_probs: ``[active, vocab]`` float32, the draft's own distribution: q, and for greedy
@@ -117,6 +102,28 @@ class DraftPosition:
     def with_agreement(self, agreement: Tensor) -> DraftPosition:
         """A copy with the target's acceptance probabilities, ``[active]`` float32."""
         return replace(self, agreement=agreement)
+
+    def of(self, active: list[int], place: Mapping[int, int]) -> DraftPosition:
+        """Some entries of this position.
+
+        Args:
+            active: their indices.
+            place: new index of each of their requests.
+        """
+        index = torch.tensor(active, device=self.tokens.device)
+
+        def own(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[index]
+
+        return DraftPosition(
+            self.index,
+            [place[self.requests[at]] for at in active],
+            self.tokens[index],
+            own(self.draft_probs),
+            own(self.entropy),
+            own(self.token_probs),
+            own(self.agreement),
+        )
 
 
 class LazyPosition(DraftPosition):

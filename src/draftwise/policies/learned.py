@@ -9,12 +9,11 @@ from torch import Tensor
 
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.classifier import AcceptanceHead, features
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import DraftPosition, RequestState
-from draftwise.policies.stopping import EarlyStop
 
 
-class LearnedStop(EarlyStop):
+class LearnedStop(Policy):
     """Stops by a head's estimate of P(accept), computed from the draft's signals."""
 
     signals = frozenset({Signal.ENTROPY, Signal.TOKEN_PROBABILITY, Signal.POSITION, Signal.HISTORY})
@@ -37,10 +36,10 @@ class LearnedStop(EarlyStop):
             ) from None
         self._history: list[float] = []
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request."""
         self._history = [request.history for request in requests]
-        return super().draft_lengths(requests)
+        return super().plan_drafts(requests)
 
     def p_accept(self, position: DraftPosition) -> Tensor:
         """``[active]`` the head's acceptance estimates of the tokens just drawn."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import CompanionScores, Draft, Plan
-from draftwise.policies.base import DraftChoice, Signal
+from draftwise.policies.base import DraftPlan, Signal
 from draftwise.policies.filtering import Integers, keep_likely
 from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.price import Adaptive
@@ -31,27 +31,16 @@ class Oracle(Adaptive):
     signals = frozenset({Signal.TARGET, Signal.LOAD, Signal.TOKEN_PROBABILITY})
     filters = True
     uses_target_oracle = True
-    asks_guard = False
 
-    def uses_draft_signals(self) -> bool:
-        """Always, because the target's probabilities are compared with the draft's."""
-        return True
-
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
-        super().draft_lengths(requests)
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request. The model drafts for every request that it can draft for."""
+        super().plan_drafts(requests)
         size, gamma = len(requests), self.num_speculative_tokens
         self._choice = self._choice._replace(by_model=np.ones(size, bool))
         self._expected = np.zeros((size, gamma))
         self._reach = np.ones(size)
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
-        return [min(gamma, request.draft_limit) for request in requests]
-
-    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """The model drafts for every request that it can draft for."""
-        lengths = self.draft_lengths(requests)
-        pairs = zip(lengths, requests, strict=True)
-        return [DraftChoice(length, not request.has_model) for length, request in pairs]
+        return DraftPlan([gamma] * size, [not request.has_model for request in requests])
 
     def keep_drafting(self, position: DraftPosition) -> Tensor:
         """Continue while the tokens drafted so far are worth one more pass and verified token."""

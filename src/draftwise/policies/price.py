@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from draftwise.core.types import Outcome
 from draftwise.core.types import StepTimes as MeasuredTimes
-from draftwise.policies.base import DraftChoice, Policy, PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.guard import Booleans, Guard, Integers, bucket_key, slope
 from draftwise.policies.inputs import RequestState
 from draftwise.policies.step_times import COPIES
@@ -102,14 +102,17 @@ class Copies(NamedTuple):
 
 
 class Adaptive(Policy):
-    """Takes the draft length, or the copies, with the best expected goodput."""
+    """Takes the draft length, or the copies, with the best expected goodput.
+
+    Attributes:
+        lengths: the draft lengths of the model that it chooses from.
+    """
 
     name = "adaptive"
     summary = "the draft length with the best expected goodput"
     source = "this project"
     signals = frozenset({Signal.LOAD, Signal.HISTORY})
     needs_latency = True
-    asks_guard = True
 
     def __init__(self, context: PolicyContext) -> None:
         """Set up.
@@ -120,68 +123,52 @@ class Adaptive(Policy):
         super().__init__(context)
         assert context.latency is not None
         gamma = context.num_speculative_tokens
-        self._lengths = [*(length for length in LENGTHS if length < gamma), gamma]
+        self.lengths = [*(length for length in LENGTHS if length < gamma), gamma]
         # For a part of the batch, whose steps are not measured.
         self._of_a_part = Guard(context.latency, enabled=False)
         self._accepted, self._tested = np.zeros(gamma), np.zeros(gamma)
         self._memories: dict[int, _Memory] = {}
         self._preparing = 0.0
+        self._looks = False
         self._begin(())
 
     # What is drafted.
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """The best length for every request, capped by its ``draft_limit``."""
-        self._begin(requests)
-        if requests:
-            self._take([self._none, *self._drafts(self._no_copies)])
-        lengths: list[int] = self._choice.lengths.tolist()
-        return lengths
-
-    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
-        """Begin a step without drafts."""
-        self._begin(requests)
-
-    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """The best choice. Every request copies, or drafts with the model, by one price."""
-        self._begin(requests)
-        if requests:
-            self._memory.since_look = 0
-            alone = [self._none, *self._drafts(self._no_copies)]
-            copies = self._copies()
-            if len(alone) == 1:  # without a model, the time of a step contains looking
-                nothing = self._none._replace(kind=COPIES)
-                choices = [nothing, self._copying(copies)] if copies.lengths.any() else [nothing]
-            elif copies.lengths.any():
-                choices = [self._none, self._copying(copies), *self._drafts(copies)]
-            else:
-                choices = alone
-            gain = math.log(max(map(self._rate, choices)) / max(map(self._rate, alone)))
-            self._memory.looking += _LOOKING_WEIGHT * (gain - self._memory.looking)
-            self._take(choices)
-        lengths, by_model = self._choice.lengths.tolist(), self._choice.by_model.tolist()
-        return [DraftChoice(n, not model) for n, model in zip(lengths, by_model, strict=True)]
-
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether copies have gained more than looking for them costs, or are to be tried."""
-        if not requests:
-            return False
-        memory = self._memory_of(len(requests))
-        return (memory.since_look + 1) * _TRIAL_SHARE >= -memory.looking
+        if requests:
+            memory = self._memory_of(len(requests))
+            self._looks = (memory.since_look + 1) * _TRIAL_SHARE >= -memory.looking
+        return self._looks
 
-    def adds_offers(self, requests: Sequence[RequestState]) -> bool:
-        """As :meth:`looks_for_offers`, beside a draft model."""
-        return self.looks_for_offers(requests)
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """The best choice. Every request copies, or drafts with the model, by one price."""
+        self._begin(requests)
+        looked = self._looks or any(request.offer for request in requests)
+        self._looks = False
+        if requests:
+            self._take(self._with_copies() if looked else self._alone())
+        return DraftPlan(self._choice.lengths.tolist(), (~self._choice.by_model).tolist())
 
-    def looked_for_offers(self, seconds: float) -> None:
-        """Charge the time to looking."""
-        if self._requests:
-            cost = math.log1p(seconds / self._seconds(self._choice))
-            self._memory.looking -= _LOOKING_WEIGHT * cost
+    def _alone(self) -> list[Choice]:
+        """The choices without copies."""
+        return [self._none, *self._drafts(self._no_copies)]
 
-    def uses_draft_signals(self) -> bool:
-        """No signal of a model's draft is used."""
-        return False
+    def _with_copies(self) -> list[Choice]:
+        """All choices, after looking for continuations. Learn what they gain."""
+        memory = self._memory
+        memory.since_look = 0
+        choices, copies = self._alone(), self._copies()
+        gained = max(map(self._rate, choices))
+        if len(choices) == 1:  # without a model, the time of a step contains looking
+            choices = [self._none._replace(kind=COPIES)]
+            if copies.lengths.any():
+                choices.append(self._copying(copies))
+        elif copies.lengths.any():
+            choices = [self._none, self._copying(copies), *self._drafts(copies)]
+        gain = math.log(max(map(self._rate, choices)) / gained)
+        memory.looking += _LOOKING_WEIGHT * (gain - memory.looking)
+        return choices
 
     def _begin(self, requests: Sequence[RequestState]) -> None:
         """Begin a step without drafts."""
@@ -225,7 +212,7 @@ class Adaptive(Policy):
         draft_row = self._second * slope(self._costs.draft, size)
         copied = copies.kept - self._row_price * copies.lengths
         choices = []
-        for length in self._lengths:
+        for length in self.lengths:
             own = np.minimum(length, limits)
             worth = gained[own] - self._row_price * own - draft_row * behind
             by_model = (own > 0) & ((copies.lengths == 0) | (worth > copied))
@@ -319,7 +306,12 @@ class Adaptive(Policy):
 
     def observe(self, outcome: Outcome, times: MeasuredTimes) -> None:
         """Learn acceptance, and what preparing takes."""
-        if not self._requests or outcome.prefix_acceptance_prob is None:
+        if not self._requests:
+            return
+        if times.looking:  # beside a draft model
+            cost = math.log1p(times.looking / self._seconds(self._choice))
+            self._memory.looking -= _LOOKING_WEIGHT * cost
+        if outcome.prefix_acceptance_prob is None:
             return
         if times.prepared and not times.num_prompt_tokens:
             extra = max(0.0, times.total / self._costs.alone - 1.0)

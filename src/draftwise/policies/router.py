@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.random import StageUniforms
 from draftwise.core.types import (
     CompanionScores,
     Draft,
@@ -20,12 +17,10 @@ from draftwise.core.types import (
     StepTimes,
 )
 from draftwise.errors import InvalidParameterError
-from draftwise.policies.base import DraftChoice, Policy, PolicyContext
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, planned_drafts
 from draftwise.policies.catalogue import POLICIES, check_needs, create_policy, policy_class
 from draftwise.policies.guard import Guard
-from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
-
-Decision = TypeVar("Decision")
+from draftwise.policies.inputs import DraftPosition, RequestState
 
 
 class PolicyRouter(Policy):
@@ -59,7 +54,7 @@ class PolicyRouter(Policy):
         self._named: dict[str, Policy] = {}
         self._parts: list[tuple[Policy, list[int]]] = []
         self._wants_scores: list[bool] = []
-        self._looks: list[bool] = []
+        self._looked = self._rests = False
         self._size = 0
 
     def _begin_account(self) -> None:
@@ -106,57 +101,53 @@ class PolicyRouter(Policy):
         self.num_speculative_tokens = num_speculative_tokens
         self._named = {}
 
+    @property
     def uses_draft_signals(self) -> bool:
         """Whether any policy of the step does."""
-        return any(policy.uses_draft_signals() for policy, _ in self._parts)
+        return any(policy.uses_draft_signals for policy, _ in self._parts)
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """Each policy decides for its own requests, and the guard for all of them."""
-        self._divide(requests)
-        if self._rests:
-            self.skip_drafts(requests)
-            return [0] * len(requests)
-        lengths = self._joined(requests, lambda policy, own: policy.draft_lengths(own), 0)
-        return self._affordable(lengths, [request.has_model for request in requests])
+    @property
+    def may_stop_drafting(self) -> bool:
+        """Whether any policy of the step does."""
+        return any(policy.may_stop_drafting for policy, _ in self._parts)
 
-    def _affordable(self, lengths: list[int], by_model: list[bool]) -> list[int]:
-        """What the guard leaves of draft lengths."""
-        alone = self._parts[0][0] if len(self._parts) == 1 else None
-        if self.guard is None or (alone is not None and alone.asks_guard):
-            return lengths
-        scored = any(policy.needs_companion for policy, _ in self._parts)
-        return self.guard.shortened(lengths, by_model, scored, self._context.drafts_trees)
+    @property
+    def wants_companion(self) -> bool:
+        """Whether any policy of the step lets the companion score the draft."""
+        return any(self._wants_scores)
 
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
-        """Whether any policy of the step does."""
+        """Whether any policy of the step does. A step that rests looks for nothing."""
         self._divide(requests)
-        self._looks = [False] * len(self._parts)
         if not self._rests:
-            self._looks = [
-                policy.looks_for_offers(_own(requests, indices)) for policy, indices in self._parts
-            ]
-        return any(self._looks)
+            # Ask every policy, because some policies count their steps.
+            wanted = [policy.looks_for_offers(_own(requests, own)) for policy, own in self._parts]
+            self._looked = any(wanted)
+        return self._looked
 
-    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
-        """Each policy begins a step without drafts. The parts are those that were just asked."""
-        for policy, indices in self._parts:
-            policy.skip_drafts(_own(requests, indices))
-
-    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
         """Each policy decides for its own requests, and the guard for all of them."""
-        nothing = DraftChoice(0, False)
         self._divide(requests)
         if self._rests:
-            self.skip_drafts(requests)
-            return [nothing] * len(requests)
-        choices = self._joined(requests, lambda policy, own: policy.plan_drafts(own), nothing)
+            # The policies begin a step in which they cannot draft.
+            requests = [state._replace(draft_limit=0, offer=()) for state in requests]
+        lengths, copies = [0] * self._size, [False] * self._size
+        scored = False
+        for part, (policy, own) in enumerate(self._parts):
+            plan = planned_drafts(policy, _own(requests, own))
+            self._wants_scores[part] |= bool(plan.scored)
+            scored |= bool(plan.scored)
+            assert plan.copies is not None
+            for index, length, is_copied in zip(own, plan.lengths, plan.copies, strict=True):
+                lengths[index], copies[index] = length, is_copied
         if self.guard is not None:
-            self.guard.looked = not any(request.has_model for request in requests)
-        lengths = self._affordable(
-            [choice.length for choice in choices], [not choice.uses_offer for choice in choices]
-        )
-        pairs = zip(choices, lengths, strict=True)
-        return [choice._replace(length=length) for choice, length in pairs]
+            looked = self._looked and not any(request.has_model for request in requests)
+            self.guard.looked, self.guard.scored = looked, scored
+            by_model = [not is_copied for is_copied in copies]
+            trees = self._context.drafts_trees
+            lengths = self.guard.shortened(lengths, by_model, scored, trees)
+        self._looked = False
+        return DraftPlan(lengths, copies, scored)
 
     def _divide(self, requests: Sequence[RequestState]) -> None:
         """Begin a step: divide the requests among the policies."""
@@ -167,169 +158,52 @@ class PolicyRouter(Policy):
             members.setdefault(name, []).append(index)
         self._parts = [(self.get(name), indices) for name, indices in members.items()]
         self._wants_scores = [policy.uses_target_oracle for policy, _ in self._parts]
+        self.reads_offers = any(policy.reads_offers for policy, _ in self._parts)
         self._size = len(requests)
+        self._rests = False
         if self.guard is not None:
             self.guard.begin(requests)
-
-    @property
-    def _rests(self) -> bool:
-        """Whether the step drafts nothing, so that its time can be compared with others."""
-        prices = any(policy.needs_latency for policy, _ in self._parts)
-        return self.guard is not None and self.guard.rests(prices)
-
-    def _joined(
-        self,
-        requests: Sequence[RequestState],
-        decide: Callable[[Policy, Sequence[RequestState]], list[Decision]],
-        initial: Decision,
-    ) -> list[Decision]:
-        """Join the policies' decisions."""
-        decisions = [initial] * len(requests)
-        for policy, indices in self._parts:
-            part = decide(policy, _own(requests, indices))
-            for index, decision in zip(indices, part, strict=True):
-                decisions[index] = decision
-        return decisions
-
-    def may_stop_drafting(self) -> bool:
-        """Whether any policy of the step does."""
-        return any(policy.may_stop_drafting() for policy, _ in self._parts)
-
-    def reads_offers(self) -> bool:
-        """Whether any policy of the step does."""
-        return any(policy.reads_offers() for policy, _ in self._parts)
+            # The step drafts nothing, so that its time can be compared with others.
+            self._rests = self.guard.rests(any(policy.needs_latency for policy, _ in self._parts))
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Each policy decides for its own requests."""
         if len(self._parts) == 1:
             return self._parts[0][0].keep_drafting(position)
         continues = torch.ones(len(position.requests), dtype=torch.bool)
-        for policy, indices in self._parts:
-            place = {request: at for at, request in enumerate(indices)}
+        for policy, own in self._parts:
+            place = {request: at for at, request in enumerate(own)}
             active = [at for at, request in enumerate(position.requests) if request in place]
-            if not active:
-                continue
-            index = torch.tensor(active, device=position.tokens.device)
-
-            def own(values: Tensor | None, index: Tensor = index) -> Tensor | None:
-                return None if values is None else values[index]
-
-            part = DraftPosition(
-                position.index,
-                [place[position.requests[at]] for at in active],
-                position.tokens[index],
-                own(position.draft_probs),
-                own(position.entropy),
-                own(position.token_probs),
-                own(position.agreement),
-            )
-            wanted = policy.keep_drafting(part)
-            if wanted is not None:
-                continues[active] = wanted.cpu()
+            if active:
+                wanted = policy.keep_drafting(position.of(active, place))
+                if wanted is not None:
+                    continues[active] = wanted.cpu()
         return continues
-
-    def adds_offers(self, requests: Sequence[RequestState]) -> bool:
-        """Whether any policy of the step does."""
-        return self._any_wants(requests, lambda policy, own: policy.adds_offers(own))
-
-    def looked_for_offers(self, seconds: float) -> None:
-        """The guard learns from it, and the step's only policy."""
-        if self.guard is not None:
-            self.guard.looking_seconds = seconds
-        if len(self._parts) == 1 and not self._rests:
-            self._parts[0][0].looked_for_offers(seconds)
-
-    def _any_wants(
-        self,
-        requests: Sequence[RequestState],
-        wants: Callable[[Policy, Sequence[RequestState]], bool],
-    ) -> bool:
-        """Divide the requests among the policies, and ask each one.
-
-        A step that rests wants nothing.
-        """
-        self._divide(requests)
-        if self._rests:
-            return False
-        # Ask every policy, because some policies count their steps.
-        wanted = [wants(policy, _own(requests, indices)) for policy, indices in self._parts]
-        return any(wanted)
-
-    def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
-        """Each policy decides for its own requests. One that looks for no offers has no nodes."""
-        most = [0] * len(requests)
-        for (policy, indices), looks in zip(self._parts, self._looks, strict=True):
-            if looks:
-                own = policy.max_tree_nodes(_own(requests, indices))
-                for index, number in zip(indices, own, strict=True):
-                    most[index] = number
-        return self._affordable(most, [request.has_model for request in requests])
-
-    def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
-        """Each policy decides for its own requests."""
-        if len(self._parts) == 1:
-            return self._parts[0][0].grow_trees(level)
-        grows = np.ones(len(level.requests), dtype=bool)
-        for policy, indices in self._parts:
-            place = {request: at for at, request in enumerate(indices)}
-            nodes = [at for at, request in enumerate(level.requests) if request in place]
-            if not nodes:
-                continue
-            part = level._replace(
-                requests=[place[level.requests[at]] for at in nodes],
-                values=level.values[nodes],
-                entropy=None if level.entropy is None else level.entropy[nodes],
-            )
-            wanted = policy.grow_trees(part)
-            if wanted is not None:
-                grows[nodes] = wanted
-        return grows
-
-    def wants_companion(self) -> bool:
-        """Whether any policy of the step wants the companion."""
-        # Call every policy, because some policies count their steps.
-        self._wants_scores = [policy.wants_companion() for policy, _ in self._parts]
-        if self.guard is not None:
-            self.guard.scored = any(self._wants_scores)
-        return any(self._wants_scores)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Join the plans of all policies. Only policies that wanted scores get them."""
         if len(self._parts) == 1:
-            return self._parts[0][0].select(
-                draft, companion_scores if self._wants_scores[0] else None
-            )
-        lengths = [0] * self._size
-        num_own = [0] * self._size
-        replaces = False
+            scores = companion_scores if self._wants_scores[0] else None
+            return self._parts[0][0].select(draft, scores)
+        lengths, num_own, replaces = [0] * self._size, [0] * self._size, False
         tokens = draft.tokens.clone()
         proposals = None if draft.probs is None else draft.probs.clone()
-        for (policy, indices), wants_scores in zip(self._parts, self._wants_scores, strict=True):
-            index = torch.tensor(indices, device=draft.tokens.device)
-            part = _part(draft, indices, index, policy.uses_draft_signals())
+        for (policy, own), wants_scores in zip(self._parts, self._wants_scores, strict=True):
+            index = torch.tensor(own, device=draft.tokens.device)
             scores = None
             if companion_scores is not None and wants_scores:
-                scores = CompanionScores(
-                    companion_scores.probs[index],
-                    companion_scores.overlap[index],
-                    companion_scores.agreement[index],
-                )
+                scores = companion_scores.of_requests(index)
+            part = draft.of_requests(own, policy.uses_draft_signals)
             plan = policy.select(part, scores)
             replaces |= plan.num_own is not None
             tokens[index, : plan.tokens.shape[1]] = plan.tokens
-            own = plan.proposals
-            if proposals is not None and own is not None:
-                proposals[index, : own.shape[1]] = own
-            for at, request in enumerate(indices):
+            if proposals is not None and plan.proposals is not None:
+                proposals[index, : plan.proposals.shape[1]] = plan.proposals
+            for at, request in enumerate(own):
                 lengths[request] = plan.lengths[at]
                 num_own[request] = plan.lengths[at] if plan.num_own is None else plan.num_own[at]
         # Copied tokens are verified as such only if it is known that none was replaced.
-        return Plan(
-            tokens,
-            tuple(lengths),
-            proposals,
-            tuple(num_own) if replaces else None,
-        )
+        return Plan(tokens, tuple(lengths), proposals, tuple(num_own) if replaces else None)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """The guard learns from the step, and each policy from its own requests."""
@@ -337,25 +211,10 @@ class PolicyRouter(Policy):
             self.guard.observe(outcome, times)
         if len(self._parts) == 1:
             self._parts[0][0].observe(outcome, times)
-            return
-        if outcome.acceptance is None:
-            return
-        for policy, indices in self._parts:
-            index = torch.tensor(indices, device=outcome.acceptance.device)
-            part = Outcome(
-                tuple(outcome.num_drafted[i] for i in indices),
-                tuple(outcome.num_verified[i] for i in indices),
-                tuple(outcome.num_accepted[i] for i in indices),
-                tuple(outcome.next_tokens[i] for i in indices),
-                outcome.acceptance[index],
-                frozenset(at for at, i in enumerate(indices) if i in outcome.failed),
-                None
-                if outcome.prefix_acceptance_prob is None
-                else outcome.prefix_acceptance_prob[index],
-                tuple(outcome.known_lengths[i] for i in indices),
-                paths=None if outcome.paths is None else tuple(outcome.paths[i] for i in indices),
-            )
-            policy.observe(part, replace(times, disturbed=True))
+        elif outcome.acceptance is not None:
+            shared = replace(times, disturbed=True, looking=0.0)
+            for policy, own in self._parts:
+                policy.observe(outcome.of_requests(own), shared)
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""
@@ -368,21 +227,3 @@ def _own(requests: Sequence[RequestState], indices: Sequence[int]) -> Sequence[R
     if len(indices) == len(requests):
         return requests
     return [requests[index] for index in indices]
-
-
-def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -> Draft:
-    """The draft of some requests, with its own storage."""
-    signals, rows = draft.signals if uses_signals else None, index.cpu()
-    if signals is not None:
-        signals = signals.of_requests(index)
-    return Draft(
-        draft.tokens[index],
-        tuple(draft.lengths[i] for i in indices),
-        None if draft.probs is None else draft.probs[index],
-        signals,
-        None
-        if draft.stage_uniforms is None
-        else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),
-        None if draft.is_one_hot is None else tuple(draft.is_one_hot[i] for i in indices),
-        None if draft.parents is None else draft.parents[index],
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import RequestState
 from draftwise.policies.options import integer_option, number_option
 
@@ -65,8 +65,8 @@ class SmartSpec(Policy):
         """α, 0 … 1."""
         return self._accepted / self._tested
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """The best k for every request, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """The best k for every request."""
         most = max((request.draft_limit for request in requests), default=0)
         most = min(most, self.num_speculative_tokens)
         best = max(range(most + 1), key=lambda k: self.goodput(k, requests))
@@ -76,11 +76,11 @@ class SmartSpec(Policy):
                 best = 1
         if best:
             self._steps_without_draft = 0
-        return _lengths(best, requests)
+        return DraftPlan([best] * len(requests))
 
     def goodput(self, k: int, requests: Sequence[RequestState]) -> float:
         """Expected tokens per second if k tokens are drafted for every request."""
-        lengths = _lengths(k, requests)
+        lengths = [min(k, request.draft_limit) for request in requests]
         alpha = self.acceptance_rate
         gain = sum(sum(alpha**i for i in range(length + 1)) for length in lengths)
         seconds = self._latency.target_seconds(
@@ -99,7 +99,3 @@ class SmartSpec(Policy):
         if accepted + rejected:
             self._accepted = self._smoothing * self._accepted + accepted
             self._tested = self._smoothing * self._tested + accepted + rejected
-
-
-def _lengths(k: int, requests: Sequence[RequestState]) -> list[int]:
-    return [min(k, request.draft_limit) for request in requests]

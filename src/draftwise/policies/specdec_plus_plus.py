@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwise.policies.base import PolicyContext
+from draftwise.policies.base import DraftPlan, PolicyContext
 from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.learned import LearnedStop
 from draftwise.policies.options import number_option
@@ -37,10 +37,10 @@ class SpecDecPlusPlus(LearnedStop):
         self._threshold = number_option("threshold", threshold, 0.0, 1.0)
         self._all_accepted = RunningProduct()
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request."""
         self._all_accepted.begin(len(requests))
-        return super().draft_lengths(requests)
+        return super().plan_drafts(requests)
 
     def keep_drafting(self, position: DraftPosition) -> Tensor:
         """1 − Π P_j ≤ threshold."""

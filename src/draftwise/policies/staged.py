@@ -9,12 +9,11 @@ from torch import Tensor
 
 from draftwise.core.rejection import sample
 from draftwise.core.types import CompanionScores, Draft, Plan
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import RequestState
-from draftwise.policies.stopping import EarlyStop
 
 
-class Staged(EarlyStop):
+class Staged(Policy):
     """The companion verifies the draft, the target verifies the companion (Spector & Re 2023).
 
     The companion is the mid model. Let c be its distributions. It accepts the drafted tokens one by
@@ -42,19 +41,16 @@ class Staged(EarlyStop):
     signals = frozenset({Signal.AGREEMENT})
     needs_companion = True
     replaces_tokens = True
+    reads_offers = True  # they are selected like all others
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self._greedy: list[bool] = []
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request."""
         self._greedy = [request.greedy for request in requests]
-        return super().draft_lengths(requests)
-
-    def reads_offers(self) -> bool:
-        """Always: offered tokens are selected like all others."""
-        return True
+        return super().plan_drafts(requests)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Run the mid stage and select its tokens."""

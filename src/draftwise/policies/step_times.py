@@ -62,6 +62,10 @@ class StepTimes:
         """In how many steps a kind was measured, with forgetting; 0 if never."""
         return self._known.get(kind, _NOTHING).weight
 
+    def is_known(self, kind: int) -> bool:
+        """Whether a kind was measured in enough steps for an estimate of its own."""
+        return self.weight(kind) >= _FEW_STEPS
+
     def observe(self, kind: int, ratio: float) -> None:
         """Learn from a step.
 
@@ -86,7 +90,7 @@ class StepTimes:
 
     def _correction(self, kind: int) -> float:
         own = self._known.get(kind, _NOTHING)
-        if not kind or own.weight >= _FEW_STEPS:
+        if not kind or self.is_known(kind):
             return own.log
         others = [k for k, c in self._known.items() if k not in (0, kind) and c.weight >= 1] or [0]
         near = self._known[min(others, key=lambda other: abs(other - kind))]

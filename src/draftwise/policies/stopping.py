@@ -1,28 +1,11 @@
-"""The base class of policies that stop drafting early and verify all drafted tokens."""
+"""A running product over the tokens of a draft, for policies that stop by it."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from draftwise.policies.base import Policy
-from draftwise.policies.inputs import DraftPosition, RequestState
-
-
-class EarlyStop(Policy):
-    """Drafts up to γ tokens, stops where its rule decides so, and verifies everything drafted.
-
-    The rule runs after each token (:meth:`Policy.keep_drafting`) and decides about the next
-    position. The token just drawn stays in the draft and is verified. So the rule only uses
-    information known before anything is drawn at the position that it cuts. Such a cut is
-    predictable, and therefore lossless.
-    """
-
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
-        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
+from draftwise.policies.inputs import DraftPosition
 
 
 class RunningProduct:

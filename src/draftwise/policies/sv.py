@@ -13,7 +13,7 @@ from draftwise.core.types import CompanionScores, Draft, Outcome, Plan
 from draftwise.core.types import StepTimes as MeasuredTimes
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, PolicyContext, Signal
 from draftwise.policies.filtering import Floats, Integers, keep_likely
 from draftwise.policies.guard import Booleans, bucket_key
 from draftwise.policies.inputs import RequestState
@@ -116,17 +116,18 @@ class SpeculativeVerification(Adaptive):
             return self._kept[bucket, near]
         return own or _Kept(accepted, 1.0, 0)
 
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """The best choice, with or without scores."""
+        return super().plan_drafts(requests)._replace(scored=self.uses_draft_signals)
+
+    @property
     def uses_draft_signals(self) -> bool:
         """Whether the companion scores this step."""
-        return self.wants_companion()
-
-    def wants_companion(self) -> bool:
-        """Whether the companion scores this step's draft."""
         return self._choice.kind >= SCORED
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the tokens whose probability to be accepted reaches the price."""
-        if companion_scores is None or not self.wants_companion():
+        if companion_scores is None or not self.uses_draft_signals:
             return Plan(draft.tokens, draft.lengths, draft.probs)
         expected = self._acceptance_of(draft, companion_scores)
         self._scored = draft, companion_scores, expected

@@ -9,7 +9,7 @@ import torch
 
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.estimators.tables import AcceptanceTable
-from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, Policy, PolicyContext, Signal
 from draftwise.policies.inputs import RequestState
 
 
@@ -31,6 +31,7 @@ class PublishedVerification(Policy):
     lossless = False
     needs_companion = True
     needs_latency = True
+    reads_offers = True  # they are selected like all others
 
     def __init__(self, context: PolicyContext) -> None:
         """Set up.
@@ -50,15 +51,11 @@ class PublishedVerification(Policy):
         self._companion_scores: CompanionScores | None = None
         self._context = 0
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, capped by its ``draft_limit``."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request."""
         self._context = sum(request.num_tokens for request in requests)
         self._companion_scores = None
-        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
-
-    def reads_offers(self) -> bool:
-        """Always: offered tokens are selected like all others."""
-        return True
+        return super().plan_drafts(requests)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select tokens greedily until goodput stops increasing."""

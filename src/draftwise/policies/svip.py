@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import Policy, PolicyContext, Signal
 from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.options import number_option
-from draftwise.policies.stopping import EarlyStop
 
 
-class Svip(EarlyStop):
+class Svip(Policy):
     """Stop after a token drawn from a distribution with √H(q) > h (Zhang et al. 2024, algorithm 1).
 
     The square root comes from Pinsker's inequality: β ≥ 1 − √(KL(q ‖ p)/2). The cross entropy in

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, Plan
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import Policy, PolicyContext, Signal
 from draftwise.policies.options import integer_option
-from draftwise.policies.stopping import EarlyStop
 
 # Change of the log threshold, in nats, if a step kept all of its tokens instead of none.
 _RATE = 0.5
 _LOWEST_LOG_THRESHOLD = -80.0
 
 
-class Tetris(EarlyStop):
+class Tetris(Policy):
     """Verifies tokens whose cumulative draft probability reaches the batch's threshold θ.
 
     TETRIS (Wu et al. 2025, algorithm 1) verifies, over the whole batch, the K tokens with the
@@ -42,6 +41,7 @@ class Tetris(EarlyStop):
     source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection, with filtered proposals"
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
     filters = True
+    reads_offers = True  # they are selected like all others
 
     def __init__(self, context: PolicyContext, extra: int = 1) -> None:
         """Set up.
@@ -59,10 +59,6 @@ class Tetris(EarlyStop):
     def threshold(self) -> float:
         """θ of the next step; 0 before the first step with a draft."""
         return 0.0 if self._log_threshold is None else math.exp(self._log_threshold)
-
-    def reads_offers(self) -> bool:
-        """Always: offered tokens are selected like all others."""
-        return True
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Filter every drafted position by the threshold of earlier steps."""

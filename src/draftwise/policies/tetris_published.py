@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from draftwise.core.types import CompanionScores, Draft, Plan
-from draftwise.policies.base import PolicyContext, Signal
-from draftwise.policies.stopping import EarlyStop
+from draftwise.policies.base import Policy, PolicyContext, Signal
 from draftwise.policies.tetris import cumulative_probability, verified_per_request
 
 
-class TetrisPublished(EarlyStop):
+class TetrisPublished(Policy):
     """Verifies the K tokens of the batch with the largest Π_{j≤i} q(x_j).
 
     Wu et al. 2025, algorithm 1. K is γ − ``extra`` tokens for each request that drafted. A token is
@@ -27,6 +26,7 @@ class TetrisPublished(EarlyStop):
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
     filters = True
     lossless = False
+    reads_offers = True  # they are selected like all others
 
     def __init__(self, context: PolicyContext, extra: int = 1) -> None:
         """Set up.
@@ -38,10 +38,6 @@ class TetrisPublished(EarlyStop):
         """
         super().__init__(context)
         self._per_request = verified_per_request(self.num_speculative_tokens, extra)
-
-    def reads_offers(self) -> bool:
-        """Always: offered tokens are selected like all others."""
-        return True
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the top K over the batch. W decreases along a draft, so they are prefixes."""

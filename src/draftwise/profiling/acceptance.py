@@ -26,7 +26,7 @@ from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.estimators.profile import NO_MODEL
 from draftwise.estimators.records import Floats, Records
 from draftwise.params import SamplingParams
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import DraftPlan, PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength
 from draftwise.policies.inputs import RequestState
 from draftwise.profiling.checkpoint import Collected, load_checkpoint, save_checkpoint
@@ -202,14 +202,10 @@ class _Recorder(FixedLength):
         self._companion_scores: CompanionScores | None = None
         self._chains: dict[int, list[Records]] = {}
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for every request, limited by its remaining tokens."""
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """γ for every request, scored if there is a companion."""
         self._requests = requests
-        return super().draft_lengths(requests)
-
-    def wants_companion(self) -> bool:
-        """True if a companion is loaded."""
-        return self._has_companion
+        return super().plan_drafts(requests)._replace(scored=self._has_companion)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Verify the whole draft."""

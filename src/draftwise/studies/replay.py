@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.llm import LLM
-from draftwise.policies.base import Policy
-from draftwise.policies.inputs import DraftPosition, RequestState
+from draftwise.policies.base import DraftPlan, Policy
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.oracle import Oracle
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
@@ -57,18 +56,12 @@ class Replay(Policy):
         """Create a policy that repeats a script."""
         self.num_speculative_tokens = num_speculative_tokens
         self._script = script
-        self._drafted: tuple[int, ...] = ()
         self._verified: tuple[int, ...] = ()
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
         """The lengths of the next recorded step."""
-        self._drafted, self._verified = self._script.read(len(requests))
-        pairs = zip(self._drafted, requests, strict=True)
-        return [min(length, request.draft_limit) for length, request in pairs]
-
-    def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """``None``: every request drafts its full length."""
-        return None
+        drafted, self._verified = self._script.read(len(requests))
+        return DraftPlan(drafted)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Verify as many tokens as recorded."""

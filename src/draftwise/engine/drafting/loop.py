@@ -69,7 +69,7 @@ def run_drafting(
         policy: decides which requests continue.
         oracle: adds the target's acceptance probability to each position; for studies.
     """
-    asks_policy = oracle is not None or policy.may_stop_drafting()
+    asks_policy = oracle is not None or policy.may_stop_drafting
     backend.begin(step)
     progress = DraftProgress(step.limits)
     while progress.active:

@@ -19,7 +19,7 @@ from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.proposers.proposals import Proposals, planned_lengths, stopped_draft
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.corpus import SuffixCorpus
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, planned_drafts
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Proposer(ABC):
     Attributes:
         name: the name that users give.
         summary: one line for listings.
+        looking_seconds: time that the step spent looking for continuations beside a draft model.
         drafts_trees: whether it can propose token trees.
         needs_model: whether ``SpeculationConfig.draft`` names a model for it.
         estimates_acceptance: whether it proposes with certainty and estimates the acceptance of
@@ -88,6 +89,7 @@ class Proposer(ABC):
         self.context = context
         self.max_context = context.max_model_len
         self.state_layers: tuple[int, ...] = ()
+        self.looking_seconds = 0.0
 
     @abstractmethod
     def propose(self, batch: Batch, policy: Policy) -> Draft:
@@ -141,9 +143,7 @@ class Proposer(ABC):
 
     def draft_limits(self, batch: Batch, policy: Policy) -> list[int]:
         """Ask the policy for the ``[batch]`` maximum draft lengths."""
-        states = batch.states(self.room)
-        lengths = policy.draft_lengths(states)
-        return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        return list(planned_drafts(policy, batch.states(self.room)).lengths)
 
 
 class TokenProposer(Proposer):
@@ -198,11 +198,10 @@ class TokenProposer(Proposer):
     def _propose_by_estimates(self, batch: Batch, policy: Policy) -> Draft:
         """Ask the policy for draft lengths when the acceptance of all tokens is estimated."""
         states = [state._replace(has_model=False) for state in batch.states(self.room)]
-        limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]
-        if not policy.looks_for_offers(states):
-            policy.skip_drafts(states)
-            return self._draft(Proposals.nothing(len(limits)), [0] * len(limits), batch, policy)
-        made = self.allowed_proposals(batch, limits)
+        made = Proposals.nothing(len(states))
+        if policy.looks_for_offers(states):
+            limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]
+            made = self.allowed_proposals(batch, limits)
         return self._draft(made, planned_lengths(made, states, policy), batch, policy)
 
     def _draft(self, made: Proposals, lengths: list[int], batch: Batch, policy: Policy) -> Draft:

@@ -17,7 +17,7 @@ from draftwise.engine.proposers.base import Proposer, ProposerContext, TokenProp
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.inputs import RequestState
 
 
@@ -54,7 +54,7 @@ class HybridProposer(Proposer):
         wanted = [request.speculation.draft for request in batch.generating]
         if any(name == self._offers.name for name in wanted):
             return True
-        return not all(wanted) and policy.adds_offers(states)
+        return not all(wanted) and policy.looks_for_offers(states)
 
     def _restrict(self, batch: Batch, made: Proposals, limits: list[int]) -> None:
         """Leave out the source that a request does not want."""
@@ -67,7 +67,7 @@ class HybridProposer(Proposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Let the policy choose a source for each request, and join both kinds of drafts."""
-        gamma = policy.num_speculative_tokens
+        gamma, self.looking_seconds = policy.num_speculative_tokens, 0.0
         states = batch.states(self._offers.room)
         if not self._looks_for_offers(batch, states, policy):
             return self._drafter.draft(batch, policy, self._drafter.draft_limits(batch, policy))
@@ -88,20 +88,16 @@ class HybridProposer(Proposer):
                 states, made.offers(), limits, batch.generating, strict=True
             )
         ]
-        choices = policy.plan_drafts(offered)
-        policy.looked_for_offers(time.perf_counter() - start)
-        copied = [
-            min(choice.length, len(state.offer)) if choice.uses_offer else 0
-            for choice, state in zip(choices, offered, strict=True)
-        ]
-        drafted = [
-            0 if choice.uses_offer else min(choice.length, limit)
-            for choice, limit in zip(choices, limits, strict=True)
-        ]
+        lengths, copies, _ = planned_drafts(policy, offered)
+        assert copies is not None
+        self.looking_seconds = time.perf_counter() - start
+        pairs = list(zip(lengths, copies, strict=True))
+        copied = [length if is_copied else 0 for length, is_copied in pairs]
+        drafted = [0 if is_copied else length for length, is_copied in pairs]
         if not any(drafted):
             if self._drafter.must_read(batch):
                 self._drafter.draft(batch, policy, drafted)
-            return self._offered(batch, made, copied, policy.uses_draft_signals())
+            return self._offered(batch, made, copied, policy.uses_draft_signals)
         width = max(copied)
         draft = self._drafter.draft(batch, policy, drafted, width)
         return self._joined(batch, policy, draft, made, copied)
@@ -122,7 +118,7 @@ class HybridProposer(Proposer):
             count = offered.tokens.shape[1]
             signals.token_probs[rows, :count] = offered.signals.token_probs[rows]
             signals.entropy[rows, :count] = offered.signals.entropy[rows]
-        if signals is not None and policy.reads_offers():
+        if signals is not None and policy.reads_offers:
             distributions = _with_one_hot(signals.draft_probs, tokens, copied)
             signals = replace(signals, draft_probs=distributions)
         if probs is not None and self._reads_offers(batch, policy):
@@ -143,7 +139,7 @@ class HybridProposer(Proposer):
     @staticmethod
     def _reads_offers(batch: Batch, policy: Policy) -> bool:
         """Whether the distributions of offered tokens are read: by the policy, or by lenience."""
-        return policy.reads_offers() or any(lenience < 1.0 for lenience in batch.lenience)
+        return policy.reads_offers or any(lenience < 1.0 for lenience in batch.lenience)
 
     def admit(self, request: Request) -> None:
         """Forward to both."""

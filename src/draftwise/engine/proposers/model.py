@@ -14,7 +14,6 @@ from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import Proposer, ProposerContext
 from draftwise.engine.proposers.by_name import register
-from draftwise.engine.proposers.proposals import planned_lengths
 from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.engine.request import Request
 from draftwise.policies.base import Policy
@@ -65,16 +64,11 @@ class ModelProposer(Proposer):
 
     def _draft_trees(self, trees: TreeDrafting, batch: Batch, policy: Policy) -> Draft:
         """Draft token trees. The policy chooses their nodes by their estimated acceptance."""
-        context, states = self.context, batch.states(self.room)
-        looks = policy.looks_for_offers(states)
-        limits = policy.max_tree_nodes(states) if looks else [0] * len(states)
+        context, limits = self.context, self.draft_limits(batch, policy)
         drafted = trees.draft(self._step(batch, limits, False), policy)
-        lengths = [0] * len(states)
-        if looks:
-            lengths = planned_lengths(drafted.proposals, states, policy)
-        else:
-            policy.skip_drafts(states)
-        return drafted.draft(lengths, context, batch.uniforms, policy.uses_draft_signals())
+        found = drafted.proposals.lengths.tolist()
+        lengths = [min(pair) for pair in zip(limits, found, strict=True)]
+        return drafted.draft(lengths, context, batch.uniforms, policy.uses_draft_signals)
 
     def num_behind(self, request: Request) -> int:
         """Number of a request's tokens that the model has not read yet, besides the newest."""
@@ -98,7 +92,7 @@ class ModelProposer(Proposer):
             The draft. The next draft overwrites the memory of its distributions.
         """
         model, context = self.cached_model, self.context
-        step = self._step(batch, limits, policy.uses_draft_signals(), min_width)
+        step = self._step(batch, limits, policy.uses_draft_signals, min_width)
         if context.oracle is not None:
             context.oracle.begin(batch, step.active)
         if not step.active:

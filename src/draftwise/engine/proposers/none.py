@@ -18,5 +18,5 @@ class NoProposer(Proposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Return an empty draft for every request."""
-        policy.draft_lengths(batch.states(lambda request: 0))
+        policy.plan_drafts(batch.states(lambda request: 0))
         return Draft.empty(len(batch.generating), self.context.device)

@@ -15,7 +15,7 @@ from draftwise.core.random import StepUniforms
 from draftwise.core.trees import ROOT
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.drafting.loop import DraftProgress, answer
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.inputs import DraftPosition, RequestState
 
 
@@ -130,10 +130,7 @@ def planned_lengths(made: Proposals, states: Sequence[RequestState], policy: Pol
         state._replace(offer=offer, has_model=False, draft_limit=len(offer))
         for state, offer in zip(states, made.offers(), strict=True)
     ]
-    return [
-        min(choice.length, state.draft_limit)
-        for choice, state in zip(policy.plan_drafts(offered), offered, strict=True)
-    ]
+    return list(planned_drafts(policy, offered).lengths)
 
 
 def stopped_draft(
@@ -152,9 +149,9 @@ def stopped_draft(
         policy: is asked after each token which requests continue.
         vocab_size, device, uniforms: see :meth:`Proposals.draft`.
     """
-    signals = policy.uses_draft_signals()
+    signals = policy.uses_draft_signals
     draft = made.draft(lengths, vocab_size, device, uniforms, signals)
-    if made.parents is not None or not policy.may_stop_drafting():
+    if made.parents is not None or not policy.may_stop_drafting:
         return draft
     progress = DraftProgress(draft.lengths)
     while progress.active:

@@ -34,7 +34,7 @@ from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.nodes import NodeAcceptance
 from draftwise.models.tree_tokens import MAX_TREE_TOKENS
 from draftwise.policies.base import Policy
-from draftwise.policies.inputs import TreeLevel
+from draftwise.policies.inputs import DraftPosition
 
 # A tree, and nodes of it that the model has read or reads next.
 Reading: TypeAlias = tuple[GrowingTree, list[int]]
@@ -111,7 +111,7 @@ class TreeDrafting:
             greedy = request.params.temperature == 0
             trees.append(GrowingTree(index, greedy, step.limits[index], room))
             self._drafted.append((request, len(request.tokens), trees[-1]))
-        wants_entropy = policy.uses_draft_signals()
+        wants_entropy = policy.uses_draft_signals
         logits = model.read_roots(step.inputs)
         passes = [len(trees)]
         reading: list[Reading] = [(tree, [ROOT]) for tree in trees]
@@ -181,13 +181,16 @@ class TreeDrafting:
         found = [(tree, tree.nodes[node]) for tree, nodes in best for node in nodes]
         if not found:
             return []
-        level = TreeLevel(
-            found[0][1].depth,
+        nodes_found = [node for _, node in found]
+        level = DraftPosition(
+            nodes_found[0].depth - 1,
             [tree.index for tree, _ in found],
-            np.array([node.value for _, node in found]),
-            np.array([node.entropy for _, node in found]) if wants_entropy else None,
+            torch.tensor([node.token for node in nodes_found]),
+            None,
+            torch.tensor([node.entropy for node in nodes_found]) if wants_entropy else None,
+            torch.tensor([node.prob for node in nodes_found]),
         )
-        grows = policy.grow_trees(level)
+        grows = policy.keep_drafting(level)
         if grows is not None:
             kept = iter(grows.tolist())
             best = [(tree, [node for node in nodes if next(kept)]) for tree, nodes in best]

@@ -39,6 +39,9 @@ class SuffixCorpus:
     chunks of its own namespace and by public ones.
 
     Memory: between 20 and 36 bytes per token, because a hash table has a power of two as its size.
+
+    Attributes:
+        is_open: whether texts are added. Otherwise :meth:`add` does nothing.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -69,6 +72,7 @@ class SuffixCorpus:
         self._num_context = np.zeros(num_chunks, dtype=np.int64)
         self._clock = 0
         self._num_used = 0
+        self.is_open = True
 
     @property
     def max_tokens(self) -> int:
@@ -93,7 +97,7 @@ class SuffixCorpus:
         whole = whole[max(0, num_context - MAX_MATCH) :]
         num_context = min(num_context, MAX_MATCH)
         with self.lock:
-            start = 0
+            start = 0 if self.is_open else len(whole)
             while len(whole) - start > max(num_context, 1):
                 part = whole[start : start + CORPUS_CHUNK]
                 self._store(part, namespace, num_context)

@@ -15,7 +15,7 @@ from draftwise.integrations.vllm.steering import ReadTexts
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import TextProposer
 from draftwise.integrations.vllm.text_steering import ContinuesTexts
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.inputs import RequestState
 
 
@@ -49,7 +49,8 @@ class HybridSteering(ContinuesTexts):
         """Begin a step; see :meth:`Steering.begin`."""
         states = self._states(views)
         self._made, self._copied, self._copies = None, [0] * len(views), {}
-        if not self._agree(lambda: self.policy.adds_offers(states)):
+        self._looking_seconds = 0.0
+        if not self._agree(lambda: self.policy.looks_for_offers(states)):
             return self._begin(self._agree(lambda: self._policy_lengths(states)))
         assert read_texts is not None
         start = time.perf_counter()
@@ -58,12 +59,14 @@ class HybridSteering(ContinuesTexts):
         def plan() -> tuple[list[int], list[int]]:
             """Tokens of each request that are copied, and at most drawn by the draft model."""
             offered = self._offered(states, made)
-            choices = self.policy.plan_drafts(offered)
-            self.policy.looked_for_offers(time.perf_counter() - start)
-            pairs = list(zip(choices, offered, strict=True))
+            lengths, copies, scored = planned_drafts(self.policy, offered)
+            assert copies is not None
+            self._wants_scores = bool(scored)
+            self._looking_seconds = time.perf_counter() - start
+            pairs = list(zip(lengths, copies, strict=True))
             return (
-                [min(c.length, len(s.offer)) if c.uses_offer else 0 for c, s in pairs],
-                [0 if c.uses_offer else min(c.length, s.draft_limit) for c, s in pairs],
+                [length if is_copied else 0 for length, is_copied in pairs],
+                [0 if is_copied else length for length, is_copied in pairs],
             )
 
         self._copied, limits = self._agree(plan)
@@ -113,7 +116,7 @@ class HybridSteering(ContinuesTexts):
             entropy[rows, : other.entropy.shape[1]] = other.entropy[rows]
             probs[rows, : other.token_probs.shape[1]] = other.token_probs[rows]
             draft_probs = _widened(own.draft_probs, width)
-            if self.policy.reads_offers():
+            if self.policy.reads_offers:
                 for row, copy in self._copies.items():
                     draft_probs[row, range(len(copy)), copy] = 1.0
             joined = DraftSignals(draft_probs, entropy, probs)

@@ -20,7 +20,7 @@ from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.integrations.vllm.agreement import Agreement, Alone
 from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResult, Verified
 from draftwise.integrations.vllm.text_drafts import Texts
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.inputs import AcceptanceHistory, DraftPosition, RequestState
 
 # Runs the companion's passes over a draft. Returns the function that computes the scores from them.
@@ -66,6 +66,8 @@ class Steering:
         self._histories: dict[str, AcceptanceHistory] = {}
         self._numbers: dict[str, int] = {}
         self._num_seen = 0
+        self._wants_scores = False
+        self._looking_seconds = 0.0
         self._views: list[RequestView] = []
         self._progress = DraftProgress(())
         self._tokens: list[Tensor] = []
@@ -148,7 +150,7 @@ class Steering:
     @property
     def wants_draft_probs(self) -> bool:
         """Whether the policy of this process uses the draft's distributions in this step."""
-        return self._agree.leads and self.policy.uses_draft_signals()
+        return self._agree.leads and self.policy.uses_draft_signals
 
     def drawn(self, tokens: Tensor, draft_probs: Tensor | None) -> bool:
         """Record one more drafted token of every request and get the policy's decision.
@@ -171,7 +173,7 @@ class Steering:
         active = self._progress.active
 
         def wanted() -> list[bool] | None:
-            if active and self.policy.may_stop_drafting():
+            if active and self.policy.may_stop_drafting:
                 return answer(self.policy, self._position(index, active))
             return None
 
@@ -189,7 +191,7 @@ class Steering:
             draft_seconds: time that drafting took.
         """
         draft = self._draft()
-        wants = any(draft.lengths) and self._agree(lambda: self.policy.wants_companion())
+        wants = any(draft.lengths) and self._agree(lambda: self._wants_scores)
         companion_scores, companion_seconds, select_seconds = None, None, 0.0
         if wants and score is not None:
             start = clock()
@@ -248,6 +250,7 @@ class Steering:
             select_seconds,
             frozenset(self.copies),
             self.looked_for_copies,
+            self._looking_seconds,
         )
         return list(lengths)
 
@@ -263,8 +266,9 @@ class Steering:
 
     def _policy_lengths(self, states: Sequence[RequestState]) -> list[int]:
         """The policy's draft lengths, within each request's limit."""
-        lengths = self.policy.draft_lengths(states)
-        return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        plan = planned_drafts(self.policy, states)
+        self._wants_scores = bool(plan.scored)
+        return list(plan.lengths)
 
     def _state(self, view: RequestView) -> RequestState:
         if view.name not in self._histories:

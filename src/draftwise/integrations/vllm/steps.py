@@ -96,6 +96,7 @@ class PendingStep:
         copied: indices of requests whose tokens were copied in place of a draft.
         looked_for_copies: whether ``draft_seconds`` contains a search for continuations beside the
             passes of a draft model.
+        looking_seconds: time of this search.
     """
 
     views: list[RequestView]
@@ -109,6 +110,7 @@ class PendingStep:
     select_seconds: float
     copied: frozenset[int] = frozenset()
     looked_for_copies: bool = False
+    looking_seconds: float = 0.0
 
     def results(self, verified: Mapping[str, Verified]) -> list[Verified | None]:
         """The verification result of each request.
@@ -167,6 +169,7 @@ class PendingStep:
             rest=0.0,
             num_prompt_tokens=num_prompt_tokens,
             disturbed=shared,
+            looking=self.looking_seconds,
         )
 
     def result(self, outcome: Outcome, times: StepTimes) -> StepResult:

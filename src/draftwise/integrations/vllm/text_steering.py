@@ -74,7 +74,7 @@ class TextSteering(ContinuesTexts):
 
         def select() -> tuple[tuple[int, ...], tuple[int, ...]]:
             nonlocal select_seconds
-            chosen = self._select(states, made, looks)
+            chosen = self._select(states, made)
             select_seconds = clock() - found
             return chosen
 
@@ -83,13 +83,10 @@ class TextSteering(ContinuesTexts):
         return [row[:n] for row, n in zip(made.tokens.tolist(), lengths, strict=True)]
 
     def _select(
-        self, states: Sequence[RequestState], made: Proposals, looked: bool
+        self, states: Sequence[RequestState], made: Proposals
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The policy's draft lengths, and how many of these tokens it verifies."""
-        if not looked:
-            self.policy.skip_drafts(states)
-            limits = [0] * len(states)
-        elif self._proposer.estimates_acceptance:
+        if self._proposer.estimates_acceptance:
             limits = planned_lengths(made, states, self.policy)
         else:
             wanted = zip(self._policy_lengths(states), made.lengths.tolist(), strict=True)

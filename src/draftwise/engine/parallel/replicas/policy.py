@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwise.policies.base import Policy
+from draftwise.policies.base import DraftPlan, Policy
 from draftwise.policies.inputs import RequestState
 
 
@@ -26,14 +26,11 @@ class PrecomputedPolicy(Policy):
         self._limits = list(limits)
         self._signals = signals
 
+    @property
     def uses_draft_signals(self) -> bool:
         """Whether the engine requested signals."""
         return self._signals
 
-    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
         """The given lengths."""
-        return self._limits
-
-    def may_stop_drafting(self) -> bool:
-        """Never."""
-        return False
+        return DraftPlan(self._limits)

@@ -15,7 +15,7 @@ from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.errors import EngineError
 from draftwise.models.draft_buffers import DraftBuffers
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.inputs import DraftPosition
 
 
@@ -42,7 +42,7 @@ class ReplicatedProposer(ModelProposer):
         limits = self.draft_limits(batch, policy)
         context = self.context
         step = DraftingStep(
-            batch, limits, policy.uses_draft_signals(), context.vocab_size, context.device
+            batch, limits, policy.uses_draft_signals, context.vocab_size, context.device
         )
         if not step.active:
             self._backend.begin(step)
@@ -55,8 +55,7 @@ class ReplicatedProposer(ModelProposer):
             state._replace(draft_limit=0) if request.is_masked else state
             for state, request in zip(batch.states(self.room), batch.generating, strict=True)
         ]
-        lengths = policy.draft_lengths(states)
-        return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        return list(planned_drafts(policy, states).lengths)
 
     def recover(self, requests: Iterable[Request]) -> None:
         """Raise an error: replicas cannot return to an earlier state while answers are pending.
