@@ -31,7 +31,7 @@ from draftwise.studies.workbench import Workbench
 from draftwise.studies.writing import describe
 
 _STUDIES = ("threshold", "speedup-by-context", "gamma", "companion-choice")
-_COMPANIONS = ("zoo:companion", "zoo:mid", "zoo:spare")
+_COMPANIONS = ("zoo:companion",)
 _CONTEXTS = (128, 512, 1968)
 
 

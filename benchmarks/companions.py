@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="zoo:target")
     parser.add_argument("--draft", default="zoo:draft")
-    parser.add_argument("--companions", nargs="*", default=["zoo:companion", "zoo:spare"])
+    parser.add_argument("--companions", nargs="*", default=["zoo:companion"])
     parser.add_argument("--passes", type=float, metavar="SECONDS", help="time passes for this long")
     parser.add_argument("--prompts", type=Path, help="measure information on these")
     parser.add_argument("--num-prompts", type=int, default=96)

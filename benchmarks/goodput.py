@@ -128,7 +128,9 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target@200m")
     parser.add_argument("--draft", default="zoo:draft", help="drafts, separated by commas")
     parser.add_argument("--companion", default="zoo:companion", help="a model, or none")
-    parser.add_argument("--mid", default="zoo:mid", help="the middle model of staged speculation")
+    parser.add_argument(
+        "--mid", default="zoo:companion", help="the middle model of staged speculation"
+    )
     parser.add_argument("--profile", help="acceptance profile of the triple")
     parser.add_argument("--latency-profile", help="latency profile of the machine")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)

@@ -93,10 +93,8 @@ def markdown(results: list[dict[str, Any]], arguments: argparse.Namespace) -> st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--targets", nargs="+", default=["zoo:target", "zoo:mid"])
-    parser.add_argument(
-        "--small", nargs="+", default=["zoo:draft", "zoo:mid", "zoo:companion", "zoo:spare"]
-    )
+    parser.add_argument("--targets", nargs="+", default=["zoo:target"])
+    parser.add_argument("--small", nargs="+", default=["zoo:draft", "zoo:companion"])
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
     parser.add_argument("--num-prompts", type=int, default=40, help="per file")
     parser.add_argument(

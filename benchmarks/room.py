@@ -136,7 +136,7 @@ def oracle_goodput(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="zoo:target@200m")
-    parser.add_argument("--drafts", nargs="+", default=["zoo:draft", "zoo:mid", "zoo:companion"])
+    parser.add_argument("--drafts", nargs="+", default=["zoo:draft", "zoo:companion"])
     parser.add_argument("--companion", default="zoo:companion")
     parser.add_argument(
         "--same-target", default="zoo:target", help="small model with the same logits"

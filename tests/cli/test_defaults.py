@@ -5,7 +5,7 @@ import pytest
 from draftwise.cli.defaults import Zoo, choose_models
 from draftwise.errors import InvalidParameterError
 
-ZOO = Zoo("zoo:target", "zoo:draft", "zoo:companion", ("zoo:draft", "zoo:mid"))
+ZOO = Zoo("zoo:target", "zoo:draft", "zoo:companion", ("zoo:draft", "zoo:companion"))
 
 
 def chosen(*names, **others):
@@ -14,12 +14,12 @@ def chosen(*names, **others):
 
 
 def test_zoo_models_are_defaults_for_zoo_targets():
-    whole = ("zoo:target", "zoo:draft", "zoo:companion", ("zoo:draft", "zoo:mid"))
+    whole = ("zoo:target", "zoo:draft", "zoo:companion", ("zoo:draft", "zoo:companion"))
     assert chosen(None, None) == whole
     assert chosen("zoo:target", None) == whole
     assert chosen(None, "zoo:draft", "zoo:companion") == whole
     assert chosen("zoo:target@200m", None)[:2] == ("zoo:target@200m", "zoo:draft")
-    assert chosen(None, "zoo:mid", "draft:int8")[1:3] == ("zoo:mid", "draft:int8")
+    assert chosen(None, "zoo:companion", "draft:int8")[1:3] == ("zoo:companion", "draft:int8")
     assert chosen("zoo:target", "own")[:3] == ("zoo:target", "own", "zoo:companion")
 
 

@@ -112,7 +112,7 @@ def test_arguments_with_both_sources():
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
         ({"draft": "zoo:draft,suffix"}, "draft"),
-        ({"draft": "suffix,zoo:draft,zoo:mid"}, "draft"),
+        ({"draft": "suffix,zoo:draft,zoo:companion"}, "draft"),
         ({"draft": "suffix,ngram"}, "draft"),
         ({"draft": "ngram,zoo:draft"}, "draftwise.draft"),
         ({"draft": "suffix,zoo:draft", "sample_drafts": True}, "sample_drafts"),

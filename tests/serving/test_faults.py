@@ -299,7 +299,7 @@ def test_an_address_in_use_is_reported():
         ({"lenience": 0}, "lenience"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
         ({}, "speculation"),
-        ({"draft": "zoo:mid"}, "draft"),
+        ({"draft": "zoo:companion"}, "draft"),
     ],
 )
 def test_invalid_changes_of_speculation_are_refused(client, changes, param):

@@ -314,14 +314,14 @@ def test_a_draft_that_is_no_model_has_all_models_as_its_companion():
         target="zoo:target@200m",
         draft="zoo:eagle3@200m",
         companion="target:exit=3",
-        models=("zoo:draft", "zoo:mid"),
+        models=("zoo:draft", "zoo:companion"),
     )
-    found = information_gain.triples_of_settings(settings, "zoo:mid")
+    found = information_gain.triples_of_settings(settings, "zoo:companion")
     assert found == [
-        ("zoo:target", "zoo:draft", "zoo:mid"),
-        ("zoo:target", "zoo:mid", "zoo:draft"),
+        ("zoo:target", "zoo:draft", "zoo:companion"),
+        ("zoo:target", "zoo:companion", "zoo:draft"),
         ("zoo:target", "zoo:eagle3", "zoo:draft"),
-        ("zoo:target", "zoo:eagle3", "zoo:mid"),
+        ("zoo:target", "zoo:eagle3", "zoo:companion"),
         ("zoo:target", "zoo:eagle3", "target:exit=3"),
     ]
 

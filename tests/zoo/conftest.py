@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 
+from draftwise.training.llama import new_llama
 from draftwise.training.schedule import Schedule
 from draftwise.zoo import train as train_module
 from draftwise.zoo.recipe import MIXTURE, Distillation, ModelShape, Stage
-from draftwise.zoo.token_corpus import Corpus
-from draftwise.zoo.token_stream import TokenizedSource
+from draftwise.zoo.tokens import Corpus, joined
 
 TINY = ModelShape(
     hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=16
@@ -26,12 +26,14 @@ def tiny_stage(name, seed, *, distilled=False):
     return Stage(name, TINY, TINY_SCHEDULE, seed, distillation)
 
 
+def new_model(stage):
+    return new_llama(stage.shape.config(), stage.seed)
+
+
 def random_source(seed, num_documents=40):
     generator = np.random.default_rng(seed)
     lengths = generator.integers(3, 60, num_documents)
-    return TokenizedSource.from_documents(
-        [generator.integers(1, 4096, length).tolist() for length in lengths]
-    )
+    return joined(generator.integers(1, 4096, length).tolist() for length in lengths)
 
 
 @pytest.fixture(scope="session")

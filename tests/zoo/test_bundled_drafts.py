@@ -28,6 +28,14 @@ def expected(target):
     return [output.token_ids for output in target.generate(PROMPTS, GREEDY)]
 
 
+@pytest.fixture(scope="module")
+def inflated(tmp_path_factory):
+    """The target with 40 million parameters, in a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield LLM("zoo:target@40m", dtype="float32", max_batch_size=4, max_model_len=256)
+
+
 @pytest.mark.parametrize("name", ACCEPTANCE)
 def test_drafts_are_accepted_and_texts_stay_the_same(target, expected, name):
     assert name in zoo.names()
@@ -42,13 +50,11 @@ def test_drafts_are_accepted_and_texts_stay_the_same(target, expected, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACCEPTANCE)
-def test_drafts_of_the_inflated_target_are_the_same(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path))
+def test_drafts_of_the_inflated_target_are_the_same(target, inflated, name):
     counts = []
-    for size in ("", "@40m"):
+    for llm, size in ((target, ""), (inflated, "@40m")):
         config = unguarded(f"zoo:{name}{size}", policy="fixed", num_speculative_tokens=4)
-        llm = LLM(f"zoo:target{size}", config, dtype="float32", max_batch_size=4, max_model_len=256)
-        outputs = llm.generate(PROMPTS, GREEDY)
+        outputs = llm.with_speculation(config).generate(PROMPTS, GREEDY)
         counts.append(
             [(o.token_ids, o.speculation.num_drafted, o.speculation.num_accepted) for o in outputs]
         )

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from draftwise.zoo.token_corpus import load_corpus
-from draftwise.zoo.token_stream import PackedStream, TokenizedSource, held_out_rows
+from draftwise.zoo.tokens import PackedStream, held_out_rows, joined, load_corpus
 
 from .conftest import random_source
 
@@ -13,9 +12,8 @@ def stream(seed=0):
 
 
 def test_documents_end_with_the_end_of_text_token():
-    source = TokenizedSource.from_documents([[5, 6], [7]])
-    assert source.tokens.tolist() == [5, 6, 0, 7, 0]
-    assert source.starts.tolist() == [0, 3, 5]
+    assert joined([[5, 6], [7]]).tolist() == [5, 6, 0, 7, 0]
+    assert joined([]).tolist() == []
 
 
 def test_resumed_stream_continues():
@@ -30,32 +28,21 @@ def test_resumed_stream_continues():
     assert second.epochs() == first.epochs()
 
 
-def test_state_is_a_snapshot():
-    packed = stream()
-    state = packed.state_dict()
-    packed.rows(3, 16)
-    assert state == stream().state_dict()
-
-
 def test_an_epoch_visits_every_token_about_once():
     tokens = np.arange(1, 1001, dtype=np.uint16)
-    source = TokenizedSource(tokens, np.array([0, 1000]))
-    packed = PackedStream({"only": source}, {"only": 1.0}, seed=4)
+    packed = PackedStream({"only": tokens}, {"only": 1.0}, seed=4)
     inputs = packed.rows(10, 100)[:, :-1]
     assert sorted(inputs.flatten().tolist()) == list(range(1, 1001))
     assert packed.epochs() == {"only": 1.0}
-
-
-def test_rows_are_consecutive_tokens():
-    tokens = np.arange(1, 1001, dtype=np.uint16)
-    source = TokenizedSource(tokens, np.array([0, 1000]))
-    rows = PackedStream({"only": source}, {"only": 1.0}, seed=4).rows(40, 37)
-    assert np.isin(np.diff(rows), [1, 1 - 1000]).all()
+    # A row has consecutive tokens, of the beginning after the end.
+    assert np.isin(np.diff(packed.rows(40, 37)), [1, 1 - 1000]).all()
 
 
 def test_source_shorter_than_a_row():
-    source = TokenizedSource.from_documents([[1, 2, 3]])
-    assert PackedStream({"only": source}, {"only": 1.0}, seed=0).rows(2, 10).shape == (2, 11)
+    assert PackedStream({"only": joined([[1, 2, 3]])}, {"only": 1.0}, seed=0).rows(2, 10).shape == (
+        2,
+        11,
+    )
 
 
 def test_weights_decide_how_often_a_source_is_read():
@@ -68,8 +55,7 @@ def test_weights_decide_how_often_a_source_is_read():
 
 
 def test_held_out_rows_fit_a_short_source():
-    source = TokenizedSource.from_documents([[1, 2, 3, 4]])
-    assert held_out_rows(source, 512, 100).tolist() == [[1, 2, 3, 4, 0]]
+    assert held_out_rows(joined([[1, 2, 3, 4]]), 512, 100).tolist() == [[1, 2, 3, 4, 0]]
 
 
 def test_corpus_without_data_or_cache(tmp_path, tokenizer_stub):

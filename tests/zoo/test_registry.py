@@ -3,8 +3,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
 from draftwise.zoo import bundled, export, names, resolve, train
-from draftwise.zoo.bundled import cache_folder
-from draftwise.zoo.sizes import parse_num_parameters
+from draftwise.zoo.bundled import TOKENIZER_FILES, cache_folder
+from draftwise.zoo.inflation_plan import parse_num_parameters
+from draftwise.zoo.tokenizer import load_tokenizer
 
 from .conftest import TINY
 
@@ -35,6 +36,34 @@ def test_names_without_weights(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["zoo:target", "target"])
 def test_resolve(weights, name):
     assert resolve(name) == weights / "target"
+
+
+def test_a_model_without_a_tokenizer_is_completed_with_the_targets(weights, tmp_path):
+    for file in TOKENIZER_FILES:
+        (weights / "target" / file).write_text(file)
+    folder = resolve("zoo:draft")
+    assert folder.parent == tmp_path / "cache" / "zoo"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    expected = [*(weights / "draft").iterdir(), *(weights / "target" / f for f in TOKENIZER_FILES)]
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert contents == {path.name: path.read_bytes() for path in expected}
+    assert TOKENIZER_FILES[0] in {path.name for path in resolve("zoo:draft@1m").iterdir()}
+    # It is another folder when the tokenizer changes, and none when the model has its own.
+    (weights / "target" / "tokenizer.json").write_text("another")
+    assert resolve("zoo:draft") != folder
+    (weights / "draft" / "tokenizer.json").write_text("its own")
+    assert resolve("zoo:draft") == weights / "draft"
+
+
+@pytest.mark.parametrize("name", ["target", "draft", "companion"])
+def test_bundled_models_are_whole_folders(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path))
+    folder = resolve(name)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template
+    ids = tokenizer("def f(x):", return_tensors="pt").input_ids
+    model = LlamaForCausalLM.from_pretrained(folder)
+    assert model(ids).logits.shape == (1, ids.shape[1], len(tokenizer))
 
 
 def test_unknown_name_lists_the_known(weights):
@@ -95,6 +124,15 @@ def test_default_cache(monkeypatch):
     assert cache_folder().parts[-2:] == (".cache", "draftwise")
 
 
+def test_a_run_can_begin_with_the_bundled_target(tmp_path):
+    train.use_bundled_target(tmp_path)
+    files = {path.name: path.read_bytes() for path in resolve("target").iterdir()}
+    copied = tmp_path / "target" / "model"
+    assert files == {path.name: path.read_bytes() for path in copied.iterdir()}
+    found = load_tokenizer(tmp_path)
+    assert found.get_vocab() == AutoTokenizer.from_pretrained(resolve("target")).get_vocab()
+
+
 @pytest.mark.slow
 def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsys):
     runs, shipped = tmp_path / "runs", tmp_path / "shipped"
@@ -102,8 +140,16 @@ def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsy
     train.main(command)
     train.main(command)
     assert "draft: already finished" in capsys.readouterr().out
+    monkeypatch.setattr(export, "_NUM_CONTINUATIONS", 4)
+    monkeypatch.setattr(export, "_CONTINUATION_LENGTH", 8)
     export.main(["--runs", str(runs), "--destination", str(shipped)])
+    assert (shipped / "draft" / "tokenizer.json").exists()
+    # In the package, the tokenizer is stored once.
+    monkeypatch.setattr(export, "WEIGHTS", shipped)
+    export.main(["--runs", str(runs), "--destination", str(shipped)])
+    assert not (shipped / "draft" / "tokenizer.json").exists()
     monkeypatch.setattr(bundled, "_WEIGHTS", shipped)
+    monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
     assert names() == ["draft", "target"]
     model = LlamaForCausalLM.from_pretrained(resolve("zoo:draft"))
     tokenizer = AutoTokenizer.from_pretrained(resolve("zoo:draft"))

@@ -40,7 +40,7 @@ _ZOO = Zoo(
     "zoo:target@200m",
     "zoo:draft",
     "zoo:companion",
-    ("zoo:draft", "zoo:mid", "zoo:companion", "zoo:spare"),
+    ("zoo:draft", "zoo:companion"),
 )
 
 

@@ -60,7 +60,7 @@ class StudySettings:
     target: str = "zoo:target@200m"
     draft: str = "zoo:draft"
     companion: str | None = "zoo:companion"
-    models: tuple[str, ...] = ("zoo:draft", "zoo:mid", "zoo:companion", "zoo:spare")
+    models: tuple[str, ...] = ("zoo:draft", "zoo:companion")
     head: str | None = None
     num_prompts: int = 8
     longest_prompt: int = 300

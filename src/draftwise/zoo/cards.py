@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import LlamaConfig
 
-from draftwise.zoo.distill import CONTINUATIONS
 from draftwise.zoo.recipe import Stage
+from draftwise.zoo.training import CONTINUATIONS
 
 _SOURCES = {
     "stdlib": ("standard library of Python, without its tests", "PSF-2.0"),
@@ -44,22 +43,7 @@ continuations, is not used.
 """
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Evaluation results of the shipped weights.
-
-    Attributes:
-        losses: ``loss`` (weighted by the mixture) and ``loss/<source>`` on held-out documents, in
-            nats per token.
-        acceptance: ``acceptance`` and ``acceptance/<source>`` on held-out documents, and
-            ``acceptance/continuations`` on text sampled from the target. ``None`` for the target.
-    """
-
-    losses: Mapping[str, float]
-    acceptance: Mapping[str, float] | None
-
-
-def portable_command(command: str) -> str:
+def _portable_command(command: str) -> str:
     """Return a recorded command with machine-specific folders replaced by placeholders."""
     words = shlex.split(command)
     for option, name in (("--data", "DIR"), ("--out", "RUNS")):
@@ -86,16 +70,18 @@ def _data_table(stage: Stage, metrics: Mapping[str, Any]) -> str:
     return _table(("source", "text", "licence", "share of text rows", "epochs"), rows)
 
 
-def _score_table(stage: Stage, evaluation: Evaluation) -> str:
-    scored = [name for name in stage.mixture if f"loss/{name}" in evaluation.losses]
+def _score_table(
+    stage: Stage, losses: Mapping[str, float], acceptance: Mapping[str, float] | None
+) -> str:
+    scored = [name for name in stage.mixture if f"loss/{name}" in losses]
     names = {"": "all, weighted by share", **{f"/{name}": name for name in scored}}
     header = ["held-out text", "loss (nats per token)"]
-    rows = [[label, f"{evaluation.losses['loss' + key]:.3f}"] for key, label in names.items()]
-    if evaluation.acceptance is not None:
+    rows = [[label, f"{losses['loss' + key]:.3f}"] for key, label in names.items()]
+    if acceptance is not None:
         header.append("acceptance")
         for row, key in zip(rows, names, strict=True):
-            row.append(f"{evaluation.acceptance['acceptance' + key]:.3f}")
-        continuations = evaluation.acceptance["acceptance/continuations"]
+            row.append(f"{acceptance['acceptance' + key]:.3f}")
+        continuations = acceptance["acceptance/continuations"]
         rows.append(["sampled from the target", "", f"{continuations:.3f}"])
     return _table(header, rows)
 
@@ -104,17 +90,26 @@ def model_card(
     stage: Stage,
     config: LlamaConfig,
     metrics: Mapping[str, Any],
-    evaluation: Evaluation,
+    losses: Mapping[str, float],
+    acceptance: Mapping[str, float] | None,
     remark: str = "",
 ) -> str:
     """Return the README of one model.
 
-    ``metrics`` are the metrics of the training run. ``remark`` is an additional paragraph.
+    Args:
+        stage: the model's stage.
+        config: the model's configuration.
+        metrics: metrics of the training run.
+        losses: ``loss`` (weighted by the mixture) and ``loss/<source>`` of the shipped weights on
+            held-out documents, in nats per token.
+        acceptance: their ``acceptance`` and ``acceptance/<source>`` on held-out documents, and
+            ``acceptance/continuations`` on text sampled from the target. ``None`` for the target.
+        remark: an additional paragraph.
     """
     name = stage.name
-    acceptance = ""
-    if evaluation.acceptance is not None:
-        acceptance = (
+    explanation = ""
+    if acceptance is not None:
+        explanation = (
             "Acceptance is the mean over positions of Σ min(p, q), p from the bundled target and "
             "q from\nthis model, both at temperature 1.\n"
         )
@@ -163,7 +158,7 @@ on. The test questions of GSM8K and the tasks of MBPP outside 601-974 are not am
 ({versions}), seed {stage.seed}, Muon and AdamW:
 
 ```
-{portable_command(metrics["command"])}
+{_portable_command(metrics["command"])}
 python -m draftwise.zoo.export --runs RUNS
 ```
 
@@ -171,6 +166,6 @@ python -m draftwise.zoo.export --runs RUNS
 {notes}{distillation}
 ## Scores of these weights
 
-{_score_table(stage, evaluation)}
+{_score_table(stage, losses, acceptance)}
 
-{acceptance}"""
+{explanation}"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -10,69 +10,21 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from draftwise.devices import has_fast_bfloat16
-from draftwise.zoo.token_stream import TokenizedSource, TokenRows, held_out_rows
+from draftwise.zoo.tokens import TokenRows, Tokens, held_out_rows
 
 _ROWS_PER_BATCH = 8
 
 
-def _batches(rows: TokenRows, device: torch.device) -> Iterator[Tensor]:
-    for first in range(0, len(rows), _ROWS_PER_BATCH):
-        yield torch.from_numpy(rows[first : first + _ROWS_PER_BATCH]).to(device)
-
-
-@torch.no_grad()
-def logits_of(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
-    """``[rows, length, vocab]`` float32 logits, with bfloat16 autocast where that is fast.
-
-    Args:
-        model: the model.
-        inputs: ``[rows, length]`` token ids.
-    """
-    use_bfloat16 = has_fast_bfloat16(inputs.device)
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=use_bfloat16):
-        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
-    return logits.float()
-
-
 def mean_loss(model: LlamaForCausalLM, rows: TokenRows) -> float:
     """Cross entropy in nats per token over ``rows`` [num_rows, length + 1]."""
+    model.eval()
     total, count = 0.0, 0
     for batch in _batches(rows, model.device):
         labels = batch[:, 1:].flatten()
-        logits = logits_of(model, batch[:, :-1])
+        logits = _logits(model, batch[:, :-1])
         total += float(F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum"))
         count += labels.numel()
     return total / max(count, 1)
-
-
-def _scored(held_out: Mapping[str, TokenizedSource], mixture: Mapping[str, float]) -> list[str]:
-    # A small source may have no held-out documents.
-    return [name for name in mixture if len(held_out[name].tokens) > 1]
-
-
-def _with_mean(
-    label: str, values: Mapping[str, float], mixture: Mapping[str, float]
-) -> dict[str, float]:
-    weight = sum(mixture[name] for name in values)
-    mean = sum(mixture[name] * value for name, value in values.items()) / max(weight, 1e-9)
-    return {label: mean, **{f"{label}/{name}": value for name, value in values.items()}}
-
-
-def validation_losses(
-    model: LlamaForCausalLM,
-    held_out: Mapping[str, TokenizedSource],
-    mixture: Mapping[str, float],
-    *,
-    length: int = 512,
-    max_tokens: int = 32_768,
-) -> dict[str, float]:
-    """Held-out loss in nats per token: ``loss/<source>``, and ``loss`` weighted by the mixture."""
-    model.eval()
-    losses = {
-        name: mean_loss(model, held_out_rows(held_out[name], length, max_tokens))
-        for name in _scored(held_out, mixture)
-    }
-    return _with_mean("loss", losses, mixture)
 
 
 def mean_acceptance(
@@ -86,26 +38,51 @@ def mean_acceptance(
     target.eval()
     total, count = 0.0, 0
     for batch in _batches(rows, target.device):
-        p = logits_of(target, batch[:, :-1]).softmax(-1)
-        q = logits_of(draft, batch[:, :-1]).softmax(-1)
+        p = _logits(target, batch[:, :-1]).softmax(-1)
+        q = _logits(draft, batch[:, :-1]).softmax(-1)
         overlap = torch.minimum(p, q).sum(-1)[:, first:]
         total += float(overlap.sum())
         count += overlap.numel()
     return total / max(count, 1)
 
 
-def acceptances(
-    draft: LlamaForCausalLM,
-    target: LlamaForCausalLM,
-    held_out: Mapping[str, TokenizedSource],
+def by_source(
+    name: str,
+    score: Callable[[TokenRows], float],
+    held_out: Mapping[str, Tokens],
     mixture: Mapping[str, float],
-    *,
+    max_tokens: int,
     length: int = 512,
-    max_tokens: int = 8_192,
 ) -> dict[str, float]:
-    """Held-out acceptance: ``acceptance/<source>``, and ``acceptance`` weighted by the mixture."""
+    """Scores of held-out text: ``<name>/<source>``, and ``<name>`` weighted by the mixture.
+
+    Args:
+        name: name of the score.
+        score: computes it for rows ``[num_rows, length + 1]``.
+        held_out: held-out tokens of the sources. One without any is left out.
+        mixture: weights of the sources.
+        max_tokens: largest number of tokens of a source that are scored.
+        length: tokens per row.
+    """
     values = {
-        name: mean_acceptance(draft, target, held_out_rows(held_out[name], length, max_tokens))
-        for name in _scored(held_out, mixture)
+        source: score(held_out_rows(held_out[source], length, max_tokens))
+        for source in mixture
+        if len(held_out[source]) > 1
     }
-    return _with_mean("acceptance", values, mixture)
+    weight = sum(mixture[source] for source in values)
+    mean = sum(mixture[source] * value for source, value in values.items()) / max(weight, 1e-9)
+    return {name: mean, **{f"{name}/{source}": value for source, value in values.items()}}
+
+
+def _batches(rows: TokenRows, device: torch.device) -> Iterator[Tensor]:
+    for first in range(0, len(rows), _ROWS_PER_BATCH):
+        yield torch.from_numpy(rows[first : first + _ROWS_PER_BATCH]).to(device)
+
+
+@torch.no_grad()
+def _logits(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
+    """``[rows, length, vocab]`` float32 logits, with bfloat16 autocast where that is fast."""
+    use_bfloat16 = has_fast_bfloat16(inputs.device)
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=use_bfloat16):
+        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
+    return logits.float()

@@ -1,7 +1,8 @@
 """Export the trained family for distribution: ``python -m draftwise.zoo.export --runs RUNS``.
 
 Each finished stage becomes a folder with bfloat16 weights, configuration, tokenizer and model card.
-The scores on the card are measured with the exported weights.
+In the package itself the tokenizer is stored once, with the target. The scores on the card are
+measured with the exported weights.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import argparse
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftwise.devices import resolve_device
-from draftwise.zoo.cards import Evaluation, model_card
-from draftwise.zoo.distill import sample_continuations
-from draftwise.zoo.evaluation import acceptances, mean_acceptance, validation_losses
-from draftwise.zoo.recipe import STAGES, Stage
-from draftwise.zoo.token_corpus import Corpus, load_corpus
-from draftwise.zoo.token_stream import PackedStream, TokenRows
+from draftwise.zoo.cards import model_card
+from draftwise.zoo.evaluation import by_source, mean_acceptance, mean_loss
+from draftwise.zoo.recipe import STAGES
 from draftwise.zoo.tokenizer import load_tokenizer
+from draftwise.zoo.tokens import PackedStream, load_corpus
+from draftwise.zoo.training import sample_continuations
 
 WEIGHTS = Path(__file__).parent / "weights"
 _PROMPT_LENGTH = 128
@@ -37,12 +38,6 @@ def _load(runs: Path, name: str, device: torch.device) -> LlamaForCausalLM:
     return model.to(device).eval()
 
 
-def _target_continuations(target: LlamaForCausalLM, stage: Stage, corpus: Corpus) -> TokenRows:
-    prompts = PackedStream(corpus.held_out, stage.mixture, seed=0)
-    rows = prompts.rows(_NUM_CONTINUATIONS, _PROMPT_LENGTH - 1)
-    return sample_continuations(target, rows, _CONTINUATION_LENGTH, seed=0)
-
-
 def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     tokenizer.save_pretrained(str(folder))
     path = folder / "tokenizer_config.json"
@@ -53,14 +48,15 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def write_model(
-    folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, card: str
+    folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast | None, card: str
 ) -> None:
-    """Replace ``folder`` by one exported model."""
+    """Replace ``folder`` by one exported model, with a tokenizer if one is given."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     model.save_pretrained(str(temporary))
-    _save_tokenizer(tokenizer, temporary)
+    if tokenizer is not None:
+        _save_tokenizer(tokenizer, temporary)
     (temporary / "README.md").write_text(card, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     for path in temporary.iterdir():
@@ -72,20 +68,27 @@ def export(runs: Path, destination: Path, device: torch.device) -> None:
     """Export every finished stage of ``runs`` to ``destination``; the target must be finished."""
     tokenizer = load_tokenizer(runs)
     target = _load(runs, "target", device)
-    corpus = load_corpus(runs, None, tokenizer, tuple(STAGES["target"].mixture))
-    continuations = _target_continuations(target, STAGES["target"], corpus)
+    corpus = load_corpus(runs, None, tokenizer, STAGES["target"].mixture)
+    prompts = PackedStream(corpus.held_out, STAGES["target"].mixture, seed=0)
+    continuations = sample_continuations(
+        target,
+        prompts.rows(_NUM_CONTINUATIONS, _PROMPT_LENGTH - 1),
+        _CONTINUATION_LENGTH,
+        seed=0,
+    )
     for name, stage in STAGES.items():
         metrics_path = runs / name / "metrics.json"
         if not metrics_path.exists():
             print(f"{name}: not finished, skipped")
             continue
         model = target if name == "target" else _load(runs, name, device)
-        losses = validation_losses(model, corpus.held_out, stage.mixture, max_tokens=131_072)
+        losses = by_source(
+            "loss", partial(mean_loss, model), corpus.held_out, stage.mixture, 131_072
+        )
         acceptance = None
         if name != "target":
-            acceptance = acceptances(
-                model, target, corpus.held_out, stage.mixture, max_tokens=32_768
-            )
+            score = partial(mean_acceptance, model, target)
+            acceptance = by_source("acceptance", score, corpus.held_out, stage.mixture, 32_768)
             acceptance["acceptance/continuations"] = mean_acceptance(
                 model, target, continuations, first=_PROMPT_LENGTH - 1
             )
@@ -93,9 +96,9 @@ def export(runs: Path, destination: Path, device: torch.device) -> None:
         # A manual remark about the run, such as an interruption, is added to the card.
         remark_path = runs / name / "remark.md"
         remark = remark_path.read_text(encoding="utf-8") if remark_path.exists() else ""
-        evaluation = Evaluation(losses, acceptance)
-        card = model_card(stage, model.config, metrics, evaluation, remark)
-        write_model(destination / name, model, tokenizer, card)
+        card = model_card(stage, model.config, metrics, losses, acceptance, remark)
+        is_shared = destination == WEIGHTS and name != "target"
+        write_model(destination / name, model, None if is_shared else tokenizer, card)
         scores = {key: round(value, 4) for key, value in {**losses, **(acceptance or {})}.items()}
         print(f"{name}: {json.dumps(scores)}", flush=True)
 

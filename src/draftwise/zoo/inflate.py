@@ -34,33 +34,83 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
-from draftwise.zoo.inflation_plan import InflationPlan, choose_plan
-from draftwise.zoo.replication import (
-    power_of_two_coefficients,
-    read_copies,
-    repeat,
-    replicate_layer,
-    source_layer_positions,
+from draftwise.zoo.inflation_plan import (
+    INFLATE_VERSION,
+    InflationPlan,
+    choose_plan,
+    parse_num_parameters,
 )
-from draftwise.zoo.sizes import INFLATE_VERSION, parse_num_parameters
 
 _INITIAL_STANDARD_DEVIATION = 0.02
 _LAYER = "model.layers."
+_WRITES_STREAM = ("o_proj", "down_proj")
+_READS_STREAM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 
 
-@dataclass(frozen=True)
-class InflationReport:
-    """Source and shape of an inflated model."""
+def power_of_two_coefficients(count: int) -> list[float]:
+    """Return ``count`` powers of two that sum to one, as equal as possible."""
+    coefficients = [1.0]
+    while len(coefficients) < count:
+        # The list is descending, so halving its head keeps the spread within a factor of two.
+        half = coefficients.pop(0) / 2
+        coefficients = sorted([*coefficients, half, half], reverse=True)
+    return coefficients
 
-    source: str
-    source_parameters: int
-    num_parameters: int
-    num_copies: int
-    num_mlp_copies: int
-    source_layers: tuple[int, ...]
-    num_layers: int
-    hidden_size: int
-    seed: int
+
+def read_copies(weight: Tensor, copies: int, streams: int = 1) -> Tensor:
+    """Replicate the columns of a matrix that reads the residual stream.
+
+    Args:
+        weight: ``[out, streams * in]``.
+        copies: number of copies of each stream.
+        streams: number of streams that the matrix reads side by side.
+
+    Returns:
+        ``[out, streams * copies * in]``. Of each stream, block *i* is multiplied by coefficient
+        *i*.
+    """
+    coefficients = power_of_two_coefficients(copies)
+    parts = weight.chunk(streams, dim=1)
+    return torch.cat([part * factor for part in parts for factor in coefficients], dim=1)
+
+
+def repeat(weight: Tensor, copies: int, streams: int = 1) -> Tensor:
+    """Repeat each stream along the first dimension: ``[streams * n, …]`` to ``copies`` times it."""
+    return torch.cat([part for part in weight.chunk(streams) for _ in range(copies)])
+
+
+def replicate_layer(
+    weights: Mapping[str, Tensor], plan: InflationPlan, streams: int = 1
+) -> dict[str, Tensor]:
+    """Replicate a decoder layer in the format of Llama.
+
+    Args:
+        weights: its tensors by name, such as ``self_attn.q_proj.weight``.
+        plan: numbers of copies.
+        streams: number of streams that its attention reads side by side.
+    """
+    result = {}
+    for name, weight in weights.items():
+        module, kind = name.rsplit(".", 2)[-2:]
+        inner = plan.num_mlp_copies if "mlp." in name else plan.num_copies
+        if module in ("q_norm", "k_norm"):
+            result[name] = weight  # a norm of each head
+        elif module in _WRITES_STREAM:
+            width = weight if kind == "bias" else read_copies(weight, inner)
+            result[name] = repeat(width, plan.num_copies)
+        elif module in _READS_STREAM:
+            # Heads are repeated as one block, so every query head keeps its kv head.
+            count = streams if "self_attn." in name else 1
+            width = weight if kind == "bias" else read_copies(weight, plan.num_copies, count)
+            result[name] = repeat(width, inner)
+        else:
+            result[name] = repeat(weight, plan.num_copies)
+    return result
+
+
+def source_layer_positions(num_source: int, num_layers: int) -> tuple[int, ...]:
+    """Indices of the source's layers among ``num_layers``: evenly spread, ending with the last."""
+    return tuple((i + 1) * num_layers // num_source - 1 for i in range(num_source))
 
 
 def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -69,7 +119,7 @@ def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> d
         module, kind = name.rsplit(".", 2)[-2:]
         if module.endswith("layernorm"):
             result[name] = torch.ones_like(weight)
-        elif kind == "bias" or module in ("o_proj", "down_proj"):
+        elif kind == "bias" or module in _WRITES_STREAM:
             result[name] = torch.zeros_like(weight)
         else:
             noise = torch.randn(weight.shape, generator=generator) * _INITIAL_STANDARD_DEVIATION
@@ -114,6 +164,21 @@ def _load_source(source: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
         )
     model = AutoModelForCausalLM.from_pretrained(str(source), dtype="auto")
     return config, dict(model.state_dict())
+
+
+@dataclass(frozen=True)
+class InflationReport:
+    """Source and shape of an inflated model."""
+
+    source: str
+    source_parameters: int
+    num_parameters: int
+    num_copies: int
+    num_mlp_copies: int
+    source_layers: tuple[int, ...]
+    num_layers: int
+    hidden_size: int
+    seed: int
 
 
 def _write_config(

@@ -17,24 +17,12 @@ from torch import Tensor
 from transformers import AutoConfig, LlamaConfig
 
 from draftwise.errors import UnsupportedModelError
-from draftwise.zoo.inflation_plan import InflationPlan, choose_plan
-from draftwise.zoo.replication import (
-    read_copies,
-    repeat,
-    replicate_layer,
-    source_layer_positions,
-)
-from draftwise.zoo.sizes import INFLATE_VERSION
+from draftwise.zoo.inflate import read_copies, repeat, replicate_layer, source_layer_positions
+from draftwise.zoo.inflation_plan import INFLATE_VERSION, InflationPlan, choose_plan
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _STATES = "eagle_aux_hidden_state_layer_ids"
 _LAYER = "layers.0."
-
-
-def reads_target(folder: Path) -> bool:
-    """Whether a folder contains a head or an exit, which belong to a target."""
-    config = _read_config(folder)
-    return _is_head(config) or _is_exit(config)
 
 
 def inflate_draft(source: Path, target: Path, destination: Path, num_parameters: int) -> None:
@@ -52,10 +40,11 @@ def inflate_draft(source: Path, target: Path, destination: Path, num_parameters:
     """
     shape = AutoConfig.from_pretrained(str(target))
     plan = choose_plan(shape, num_parameters)
-    config, tensors = _read_config(source), load_file(source / _WEIGHTS)
-    if _is_head(config):
+    config: dict[str, Any] = json.loads((source / _CONFIG).read_text(encoding="utf-8"))
+    tensors = load_file(source / _WEIGHTS)
+    if config.get("speculators_model_type") == "eagle3":
         config, tensors = _inflated_head(config, tensors, shape, plan)
-    elif _is_exit(config):
+    elif config.get("draftwise_model_type") == "exit":
         config, tensors = _inflated_exit(config, tensors, shape, plan)
     else:
         raise UnsupportedModelError("source", f"{str(source)!r} is neither a head nor an exit")
@@ -64,19 +53,6 @@ def inflate_draft(source: Path, target: Path, destination: Path, num_parameters:
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, destination / _WEIGHTS, metadata={"format": "pt"})
     (destination / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    return config
-
-
-def _is_head(config: Mapping[str, Any]) -> bool:
-    return config.get("speculators_model_type") == "eagle3"
-
-
-def _is_exit(config: Mapping[str, Any]) -> bool:
-    return config.get("draftwise_model_type") == "exit"
 
 
 def _num_layers_before(shape: LlamaConfig, plan: InflationPlan, num_layers: int) -> int:

@@ -1,20 +1,41 @@
-"""Choice of the shape of an inflated model (see :mod:`draftwise.zoo.inflate`)."""
+"""Sizes and shapes of inflated models (see :mod:`draftwise.zoo.inflate`)."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from transformers import LlamaConfig
+from typing import TYPE_CHECKING
 
 from draftwise.errors import InvalidParameterError
 
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+# Part of the cache key. Increment it whenever the output of ``inflate`` changes for the same input.
+INFLATE_VERSION = 2
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbg]?)")
 # Llama-like models of 0.2 to 1 billion parameters are 60 to 130 times as wide as they are deep.
 _IDEAL_ASPECT = 100.0
 _MAX_COPIES = 64
 # The native kernels for large models need widths that are multiples of this.
 _WIDTH_UNIT = 32
+
+
+def parse_num_parameters(text: str) -> int:
+    """Read a size such as ``200m``, ``1.5B`` or ``8704128``.
+
+    Raises :class:`InvalidParameterError` for anything else.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or not 0 < float(match[1]) < math.inf:
+        raise InvalidParameterError(
+            "parameters", f"must be a size such as 200m, 1.5b or 8704128, got {text!r}"
+        )
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 @dataclass(frozen=True)

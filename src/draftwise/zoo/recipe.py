@@ -1,8 +1,8 @@
 """Training recipe of every model of the bundled family: shape, data mixture and schedule.
 
 Counts are in tokens, times in minutes. The target and the spare were trained on two CPU cores, and
-the three distilled models on a GPU. :mod:`draftwise.zoo.train` has options that adapt the schedules
-to another machine.
+the three distilled models on a GPU. The spare and the mid model are not bundled.
+:mod:`draftwise.zoo.train` has options that adapt the schedules to another machine.
 """
 
 from __future__ import annotations

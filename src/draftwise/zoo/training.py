@@ -1,36 +1,59 @@
-"""Training of the family's models on packed text, with bfloat16 autocast where it is fast."""
+"""Training of the family's models: on packed text, and by distillation from the target.
+
+The distillation follows DistillSpec (Zhou et al., arXiv:2310.08461). A small model learns the
+target's distribution at every position with the forward KL divergence,
+D(p ‖ q) = Σ p (log p - log q), at temperature 1. The data are fixed, which is one of the paper's
+variants. Some rows are training text, and the others are continuations sampled from the target, as
+these are the contexts that a draft has in use. The paper's on-policy variant, in which the draft
+samples the continuations, is not used.
+
+``draftwise train model`` has the same loss, optimisers and loop, but other data: answers to prompts
+that are written out in full, each attending to itself only, at several temperatures. The bundled
+weights come from rows of text and continuations at temperature 1, so the recipe is kept apart to
+stay the one that they were made with.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from draftwise.devices import has_fast_bfloat16
-from draftwise.training.llama import is_layer_matrix, new_llama
+from draftwise.training.llama import is_layer_matrix
 from draftwise.training.loop import Runtime, Trainer
+from draftwise.training.losses import kl_divergence
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
-from draftwise.zoo.recipe import Stage
-from draftwise.zoo.token_stream import PackedStream
+from draftwise.zoo.recipe import Distillation, Stage
+from draftwise.zoo.tokens import Corpus, PackedStream, TokenRows, Tokens, joined
+
+CONTINUATIONS = "continuations"
+# Added to the seed for another order of the rows than in the training on text.
+_SEED_OFFSET = 1_000
+_ROWS_PER_BATCH = {"cpu": 128, "cuda": 4_096}
 
 # (logits of the student [rows, length, vocab], batch [rows, length + 1]) -> mean loss per token
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-
-
-def new_model(stage: Stage) -> LlamaForCausalLM:
-    """Initialise the stage's model from its seed, in float32."""
-    return new_llama(stage.shape.config(), stage.seed)
+Evaluate = Callable[[LlamaForCausalLM], Mapping[str, float]]
 
 
 def next_token_loss(logits: Tensor, batch: Tensor) -> Tensor:
     """Cross entropy in nats per token. logits: [rows, length, vocab]; batch: [rows, length + 1]."""
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def forward_kl(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Mean of D(p ‖ q) in nats per token. Both [rows, length, vocab]; p is the teacher's."""
+    losses, _ = kl_divergence(logits.float(), teacher_logits.float().softmax(dim=-1))
+    return losses.mean()
 
 
 class TextTask:
@@ -47,7 +70,7 @@ class TextTask:
         schedule: Schedule,
         stream: PackedStream,
         runtime: Runtime,
-        loss_function: LossFunction = next_token_loss,
+        loss_function: LossFunction,
     ) -> None:
         """Move the model to the device of the run.
 
@@ -105,12 +128,99 @@ def text_trainer(
     stream: PackedStream,
     folder: Path,
     runtime: Runtime,
-    *,
+    evaluate: Evaluate | None = None,
     loss_function: LossFunction = next_token_loss,
-    evaluate: Callable[[LlamaForCausalLM], Mapping[str, float]] | None = None,
 ) -> Trainer:
     """A trainer of a model on rows of text, with checkpoints in ``folder``."""
     task = TextTask(model, schedule, stream, runtime, loss_function)
     optimizers = Optimizers(task.model, is_layer_matrix, schedule)
     score = None if evaluate is None else lambda: evaluate(model)
     return Trainer(task, optimizers, schedule, folder, runtime, evaluate=score)
+
+
+def distillation_trainer(
+    model: LlamaForCausalLM,
+    teacher: LlamaForCausalLM,
+    stage: Stage,
+    plan: Distillation,
+    corpus: Corpus,
+    folder: Path,
+    runtime: Runtime,
+    evaluate: Evaluate | None = None,
+) -> Trainer:
+    """Return a trainer that distils ``teacher`` into ``model``, with the same vocabulary.
+
+    Args:
+        model: the student.
+        teacher: the target of the family.
+        stage: the student's stage.
+        plan: the stage's distillation.
+        corpus: tokens of all sources.
+        folder: folder of the checkpoints and of the continuations.
+        runtime: execution settings.
+        evaluate: called with the student from time to time.
+    """
+    teacher = teacher.to(runtime.device).eval().requires_grad_(False)
+    continuations = _continuations(teacher, stage, plan, corpus, folder)
+    text_weight = sum(stage.mixture.values())
+    share = plan.continuation_share
+    mixture = {name: (1 - share) * weight / text_weight for name, weight in stage.mixture.items()}
+    mixture[CONTINUATIONS] = share
+
+    def loss(logits: Tensor, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher_logits = teacher(input_ids=batch[:, :-1], use_cache=False).logits
+        return forward_kl(logits, teacher_logits)
+
+    sources = {**corpus.training, CONTINUATIONS: continuations}
+    stream = PackedStream(sources, mixture, stage.seed + _SEED_OFFSET)
+    return text_trainer(model, plan.schedule, stream, folder, runtime, evaluate, loss)
+
+
+def _continuations(
+    teacher: LlamaForCausalLM, stage: Stage, plan: Distillation, corpus: Corpus, folder: Path
+) -> Tokens:
+    """The teacher's continuations of training text, sampled once and kept in ``folder``."""
+    path = folder / "continuations.npy"
+    if not path.exists():
+        started = time.monotonic()
+        prompts = PackedStream(corpus.training, stage.mixture, stage.seed + _SEED_OFFSET)
+        rows = sample_continuations(
+            teacher,
+            prompts.rows(plan.num_continuations, plan.prompt_length - 1),
+            plan.continuation_length,
+            stage.seed,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / "continuations.tmp.npy"
+        np.save(temporary, rows)
+        temporary.replace(path)
+        print(f"sampled {rows.shape} tokens in {time.monotonic() - started:.0f} s", flush=True)
+    return joined(np.load(path).tolist())
+
+
+@torch.no_grad()
+def sample_continuations(
+    model: LlamaForCausalLM, prompts: TokenRows, num_tokens: int, seed: int
+) -> TokenRows:
+    """Continue every prompt by ``num_tokens`` tokens at temperature 1, end-of-text included.
+
+    prompts: [num_rows, length] -> [num_rows, length + num_tokens].
+    """
+    generator = torch.Generator(device=model.device).manual_seed(seed)
+    model.eval()
+    finished = []
+    rows_per_batch = _ROWS_PER_BATCH.get(model.device.type, _ROWS_PER_BATCH["cpu"])
+    for first in range(0, len(prompts), rows_per_batch):
+        inputs = torch.from_numpy(prompts[first : first + rows_per_batch]).to(model.device)
+        pieces, cache = [inputs], None
+        for _ in range(num_tokens):
+            output = model(
+                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            cache = output.past_key_values
+            p = output.logits[:, -1].float().softmax(-1)
+            inputs = torch.multinomial(p, 1, generator=generator)
+            pieces.append(inputs)
+        finished.append(torch.cat(pieces, dim=1).cpu().numpy())
+    return np.concatenate(finished)
