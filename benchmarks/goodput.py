@@ -27,15 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figure_table import RELATIVE, Column, figure_table, per_step
-from rich.console import Console
-from rich.progress import Progress
-
-from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.benchmark.contenders import Setting
-from draftwise.benchmark.report import write_report
-from draftwise.benchmark.workload import load_workload
-from draftwise.errors import InvalidParameterError
 from draftwise.studies.sustained import (
     Contender,
     begin,
@@ -46,6 +37,15 @@ from draftwise.studies.sustained import (
     num_rounds,
     summary,
 )
+from figure_table import RELATIVE, Column, figure_table, per_step
+from rich.console import Console
+from rich.progress import Progress
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.contenders import Setting
+from draftwise.benchmark.report import write_report
+from draftwise.benchmark.workload import load_workload
+from draftwise.errors import InvalidParameterError
 
 STATIC = (1, 2, 3, 5, 7)
 ALL_PROMPTS = 1_000_000

@@ -40,15 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figure_table import RELATIVE, figure_table, per_step
-from rich.console import Console
-
-from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.benchmark.report import write_report
-from draftwise.benchmark.workload import chat_prompts
-from draftwise.core.stage_cost import StageCost
-from draftwise.core.types import StepTimes
-from draftwise.engine.step import Step
 from draftwise.studies.sustained import (
     Contender,
     begin,
@@ -58,6 +49,15 @@ from draftwise.studies.sustained import (
     contender,
     summary,
 )
+from figure_table import RELATIVE, figure_table, per_step
+from rich.console import Console
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.report import write_report
+from draftwise.benchmark.workload import chat_prompts
+from draftwise.core.stage_cost import StageCost
+from draftwise.core.types import StepTimes
+from draftwise.engine.step import Step
 
 _STATIC = (1, 2, 3, 5)
 _LEARNING_STEPS = 150

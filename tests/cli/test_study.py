@@ -147,9 +147,9 @@ def test_the_named_small_models_are_compared(command, tmp_path):
             "error --models: the study information-gain requires ",
         ),
         (
-            ["oracle-length", "regret"],
+            ["oracle-length", "fairness"],
             ("target", "draft"),
-            "error --companion: missing: the study regret ",
+            "error --companion: missing: the study fairness ",
         ),
         (["bounds", "--max-model-len", "200"], ("target", "draft"), "error --max-model-len: 200 "),
     ],
@@ -180,16 +180,16 @@ def test_all_skips_studies_without_their_models(command, monkeypatch):
 
 def test_all_skips_studies_that_cannot_be_measured(command, monkeypatch, tmp_path):
     """Texts that are too short for one study do not end the other studies."""
-    few = {name: STUDIES[name] for name in ("oracle-length", "threshold")}
+    few = {name: STUDIES[name] for name in ("oracle-length", "acceptance-surface")}
     monkeypatch.setattr("draftwise.studies.catalogue.STUDIES", few)
-    arguments = ["--max-tokens", "8", "--num-prompts", "2", "--batch-sizes", "1"]
-    status, out, _ = command("all", *arguments, roles=("target", "draft"))
+    arguments = ["--max-tokens", "4", "--num-prompts", "2", "--batch-sizes", "1"]
+    status, out, _ = command("all", *arguments)
     assert status == 0
-    assert "threshold is skipped: --max-tokens: too few" in out
+    assert "acceptance-surface is skipped: --max-tokens: too few" in out
     assert [file.name for file in (tmp_path / "out").iterdir() if file.is_dir()] == [
         "oracle-length"
     ]
-    status, _, err = command("threshold", *arguments, roles=("target", "draft"))
+    status, _, err = command("acceptance-surface", *arguments)
     assert status == 2
     assert err.startswith("error --max-tokens: too few")
 

@@ -1,9 +1,7 @@
 """Computations of studies, on models with known closed-form results."""
 
-import itertools
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,31 +9,24 @@ import torch
 
 from draftwise.core.stage_cost import StageCost
 from draftwise.errors import InvalidParameterError
-from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
-from draftwise.params import SamplingParams
 from draftwise.studies import (
     acceptance_surface,
     bias,
     bounds,
     calibration,
-    contexts,
     correlation,
     fairness,
     information_gain,
     lenience,
     oracle_length,
     published_rules,
-    regret,
     rejection,
-    repetition,
-    threshold,
-    token_table,
+    speedup_by_context,
     verification_cost,
 )
-from draftwise.studies.positions import Passage, Positions, positions_of, repeated
+from draftwise.studies.positions import Passage, Positions, positions_of
 from draftwise.studies.settings import StudySettings
-from draftwise.studies.sustained import Contender, Counts, begin, best_static, compete, summary
 
 from ..estimators.synthetic import records_of, smooth_law, smooth_records
 from ..stand_ins import FixedLatency
@@ -54,10 +45,8 @@ def positions(accepted, text=None, **columns):
         "target_entropy": zeros,
         "divergence": zeros,
         "acceptance": zeros,
-        "overlap": zeros,
         "p_kept": zeros,
         "accepted": np.asarray(accepted, dtype=bool),
-        "repeated": np.zeros(size, dtype=bool),
         "draft_sorted": np.ones((size, 2)),
         "target_sorted": np.ones((size, 2)),
     }
@@ -104,13 +93,6 @@ def test_identical_models_accept_everything():
     assert found.entropy == pytest.approx(found.target_entropy)
 
 
-def test_repetition_of_four_tokens():
-    tokens = np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 6])
-    assert np.flatnonzero(repeated(np.zeros(10), tokens)).tolist() == [8]
-    # The other text begins anew.
-    assert not repeated(np.repeat([0, 1], 5), tokens).any()
-
-
 # -- SVIP ------------------------------------------------------------------------------------
 
 
@@ -137,7 +119,7 @@ def test_independent_acceptance_has_geometric_oracle_lengths():
 def _many(accepted, text, index):
     zeros = np.zeros(len(accepted))
     ones = np.ones((len(accepted), 1))
-    return Positions(text, index, *(zeros,) * 6, accepted, accepted, ones, ones)
+    return Positions(text, index, *(zeros,) * 5, accepted, ones, ones)
 
 
 def test_around_a_rejection():
@@ -194,52 +176,6 @@ def latency(target=1.0, draft=0.1):
     )
 
 
-def test_svip_stops_after_the_token_from_an_uncertain_distribution():
-    entropy = np.array([[0.1, 4.0, 0.1], [4.0, 0.1, 0.1], [0.1, 0.1, 0.1]])
-    assert threshold.svip_lengths(entropy, 1.0).tolist() == [2, 1, 3]
-
-
-def test_simulated_goodput_of_a_fixed_length():
-    """(1 + α + … + α^γ) tokens in one pass of the target and γ of the draft."""
-    acceptance = np.full((10, 6), 0.7)
-    found = threshold.goodput(np.full(10, 4), acceptance, latency(1.0, 0.1))
-    assert found == pytest.approx(sum(0.7**i for i in range(5)) / 1.4)
-    alone = threshold.goodput(np.zeros(10, dtype=np.int64), acceptance, latency())
-    assert alone == pytest.approx(1.0)
-
-
-def test_the_threshold_that_separates_accepted_tokens_is_found():
-    """Tokens of low entropy are accepted, the others are not: h between the two is best."""
-    random = np.random.default_rng(0)
-    good = random.random(8000) < 0.7
-    records = records_of(good * 1.0, good * 1.0, good * 1.0, chain_length=10)
-    records = type(records)(**(vars(records) | {"entropy": np.where(good, 0.25, 4.0)}))
-    found = threshold.figures_of(records, latency(1.0, 0.3))
-    assert 0.5 <= found["chosen"] < 2.0
-    assert found["held_out_speedup"] > found["held_out_speedup_fixed"]
-    assert found["held_out_speedup"] == pytest.approx(found["best_held_out_speedup"])
-
-
-def test_sums_over_tokens():
-    p, q = distributions(20, 6), distributions(20, 6, seed=1)
-    drafted, accepted, _ = token_table.token_sums([passage(p[:9], q[:9]), passage(p[9:], q[9:])])
-    assert drafted.sum() == pytest.approx(20.0, abs=1e-4)
-    assert accepted.sum() == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-4)
-    drafted, accepted, _ = token_table.token_sums([passage(p, p)])
-    assert accepted == pytest.approx(drafted)
-
-
-def test_acceptance_is_higher_at_repeated_positions():
-    size = 80
-    again = np.arange(size) >= 40
-    found = repetition.figures_of(
-        positions([1] * size, repeated=again, p_kept=np.where(again, 1.0, 0.5))
-    )
-    assert found["acceptance_repeated"] == 1.0
-    assert found["acceptance_new"] == 0.5
-    assert found["along"][0]["acceptance"] < found["along"][-1]["acceptance"]
-
-
 @pytest.mark.parametrize("study", [oracle_length, rejection])
 @pytest.mark.parametrize("accepted", [True, False])
 def test_texts_without_both_kinds_of_tokens_are_refused(study, accepted):
@@ -264,15 +200,10 @@ def test_a_surface_of_few_tokens_is_refused():
 
 
 def test_prompts_must_fit_beside_the_answer():
-    assert contexts.longest_prompt(70, 69) == 1
+    assert speedup_by_context.longest_prompt(70, 69) == 1
     with pytest.raises(InvalidParameterError, match="must be above 70") as caught:
-        contexts.longest_prompt(70, 70)
+        speedup_by_context.longest_prompt(70, 70)
     assert caught.value.field == "max_model_len"
-
-
-def test_one_turn_has_no_standard_error():
-    with pytest.raises(InvalidParameterError, match="rounds: must be at least 2"):
-        compete([Contender("none", "none", None, batch_size=3)], 1, 0.1, 0)
 
 
 def test_an_independent_companion_has_no_gain():
@@ -471,80 +402,3 @@ def test_online_updates_compensate_for_a_change():
     after = type(after)(**(vars(after) | {"acceptance": after.acceptance * 0.1}))
     for errors in calibration.drift_of(before, after).values():
         assert errors["learning"] < 0.5 * errors["frozen"]
-
-
-def counts(rounds, batch_size=1, steps=10):
-    own = Counts(rounds=rounds, steps=steps)
-    own.totals["verified"], own.totals["accepted"] = 8, 4
-    return own
-
-
-def everybody():
-    """No speculation, a fixed length twice as fast, and an oracle whose replay is twice as fast."""
-    llm = SimpleNamespace()
-    none = Contender("none", "none", llm, True, counts=counts([(10, 1.0), (10, 1.0)]))
-    fixed = Contender("fixed:3", "fixed", llm, True, counts=counts([(20, 1.0), (20, 1.0)]))
-    again = Contender("replay:3", "replay", llm, counts=counts([(1, 0.5), (1, 0.5)]))
-    oracle = Contender("oracle:3", "oracle", llm, counts=counts([(15, 9.0), (15, 9.0)]))
-    return [none, fixed, again, oracle]
-
-
-@pytest.mark.parametrize(("length", "max_tokens"), [(10, 7), (100, 4 * 7), (190, 10)])
-def test_answers_last_until_all_requests_are_prefilled(length, max_tokens):
-    """2 prompts of 100 tokens in chunks of 32 take 7 passes, each gaining at most 4 tokens. With a
-    context of 200, prompts of 190 tokens leave room for 10. All contenders have equal lengths."""
-    engine = SimpleNamespace(max_model_len=200)
-    everybody = [
-        Contender(
-            "contender",
-            "fixed",
-            SimpleNamespace(speculation=speculation, max_chunk_tokens=32, engine=engine),
-        )
-        for speculation in (SimpleNamespace(num_speculative_tokens=3, tree_width=1), None)
-    ]
-    begin(everybody, [[0] * length, [0] * 5], SamplingParams(max_tokens=7), 2)
-    assert [each.params.max_tokens for each in everybody] == [max_tokens] * 2
-    assert all(each.params.ignore_eos for each in everybody)
-
-
-@pytest.mark.slow
-def test_a_batch_that_is_never_full_is_an_error():
-    """Requests that end with their first token never fill the batch."""
-    llm = LLM("zoo:draft", None, "float32", max_chunk_tokens=4)
-    one = Contender("none", "none", llm)
-    one.begin([[1] * 40], SamplingParams(max_tokens=8), 4)
-    one.params = SamplingParams(max_tokens=2, ignore_eos=True)
-    with pytest.raises(InvalidParameterError, match="a batch of 4 full"):
-        one.warm_up(1)
-
-
-def test_the_first_answers_end_at_staggered_times():
-    """So that all contenders have the same distribution of contexts in every step."""
-    llm = LLM("zoo:draft", None, "float32")
-    one = Contender("none", "none", llm)
-    one.begin([[1] * 5], SamplingParams(max_tokens=30), 4)
-    one.warm_up(1)
-    limits = [request.params.max_tokens for request in one.running.values()]
-    assert limits == [8, 15, 23, 30]
-    one.settle()
-    one.take_turn(0.2)
-    assert all(r.params.max_tokens == 30 for r in one.running.values() if r.request_id >= 4)
-    ages = sorted(request.num_output_tokens for request in one.running.values())
-    assert all(4 <= b - a <= 11 for a, b in itertools.pairwise(ages))
-    assert 5 < one.counts.context / one.counts.steps / 4 < 35
-
-
-def test_the_oracle_is_timed_by_its_replay():
-    found = summary(everybody())
-    assert list(found) == ["none", "fixed:3", "oracle:3"]
-    assert found["fixed:3"]["ratio"] == pytest.approx(2.0)
-    assert found["oracle:3"]["ratio"] == pytest.approx(3.0)
-    assert found["none"]["acceptance_rate"] == 0.5
-    assert best_static(found) == "fixed:3"
-
-
-def test_the_oracle_has_no_regret():
-    found = regret.regrets(summary(everybody()), "oracle:3")
-    assert found["oracle:3"]["regret"] == found["oracle:3"]["standard_error"] == 0.0
-    assert found["fixed:3"]["regret"] == pytest.approx(1 / 3)
-    assert found["none"]["regret"] == pytest.approx(2 / 3)

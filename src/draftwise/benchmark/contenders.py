@@ -180,6 +180,22 @@ class Setting(NamedTuple):
         length, width = (int(number) if number else None for number in found.groups())
         return cls(name, length, width, draft or None)
 
+    def applied_to(self, speculation: SpeculationConfig) -> SpeculationConfig:
+        """The configuration of this policy, without the companion if it asks none.
+
+        Args:
+            speculation: models, profiles, and the settings that are not given here.
+        """
+        length, width = self.length, self.width
+        return replace(
+            speculation,
+            policy=self.policy,
+            draft=speculation.draft if self.draft is None else self.draft,
+            companion=speculation.companion if policy_class(self.policy).uses_companion() else None,
+            num_speculative_tokens=speculation.num_speculative_tokens if length is None else length,
+            tree_width=speculation.tree_width if width is None else width,
+        )
+
 
 def policy_contenders(
     llm: LLM, names: Sequence[str], speculation: SpeculationConfig | None
@@ -201,19 +217,11 @@ def policy_contenders(
     contenders = []
     source = llm
     for text in dict.fromkeys([BASELINE, *names]):
-        name, length, width, draft = Setting.parse(text)
-        if draft is not None and draft not in speculation.draft_names:
+        setting = Setting.parse(text)
+        if setting.draft is not None and setting.draft not in speculation.draft_names:
             known = ", ".join(speculation.draft_names)
             raise InvalidParameterError("policies", f"{text!r}: the drafts are {known}")
-        uses_companion = policy_class(name).uses_companion()
-        own = replace(
-            speculation,
-            policy=name,
-            draft=speculation.draft if draft is None else draft,
-            companion=speculation.companion if uses_companion else None,
-            num_speculative_tokens=speculation.num_speculative_tokens if length is None else length,
-            tree_width=speculation.tree_width if width is None else width,
-        )
+        own = setting.applied_to(speculation)
         contender = PolicyContender(text, source.with_speculation(own))
         contenders.append(contender)
         # Small models are loaded once. Later contenders share those of the LLM with the most.

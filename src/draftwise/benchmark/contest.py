@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from draftwise.benchmark.contenders import Contender, Turn
 from draftwise.benchmark.recorder import StepRecords
 from draftwise.benchmark.titles import BASELINE
+from draftwise.benchmark.turns import in_turns, ratios_of_turns
 from draftwise.errors import DraftwiseError
 from draftwise.params import SamplingParams
 
@@ -141,19 +141,14 @@ def compete(
             # The timed rounds have other random numbers.
             take_turn(contender, len(cell.rounds) + number, untimed, longest)
         results[contender.name].turns.clear()
-    order = list(playing)
-    shuffle = random.Random(0)
-    for number, prompts in enumerate(cell.rounds):
-        shuffle.shuffle(order)
-        for contender in order:
-            take_turn(contender, number, prompts, params.max_tokens)
+    for number, contender in in_turns(playing, len(cell.rounds)):
+        take_turn(contender, number, cell.rounds[number], params.max_tokens)
     return results
 
 
 def ratios(results: dict[str, Result], name: str) -> list[float]:
     """Tokens per second relative to target-only decoding, for each round that both completed."""
-    pairs = zip(results[name].tokens_per_second, results[BASELINE].tokens_per_second, strict=False)
-    return [own / base for own, base in pairs]
+    return ratios_of_turns(results[name].tokens_per_second, results[BASELINE].tokens_per_second)
 
 
 def num_identical(results: dict[str, Result], name: str) -> tuple[int, list[int]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from draftwise.benchmark.contest import Cell, Result, num_identical, ratios
 from draftwise.benchmark.recorder import StepRecords
 from draftwise.benchmark.repetition import repeated_share
+from draftwise.benchmark.turns import spread
 from draftwise.core.types import PARTS
 
 
@@ -88,14 +87,6 @@ def _figures(
         figures |= _of_steps(records)
         figures["flops_per_token"] = flops_per_token(records, sizes[name])
     return figures
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles; an empty mapping without values."""
-    if not len(values):
-        return {}
-    low, median, high = np.quantile(np.asarray(values, dtype=np.float64), [0.25, 0.5, 0.75])
-    return {"median": float(median), "low": float(low), "high": float(high)}
 
 
 def _of_steps(records: StepRecords) -> dict[str, Any]:

@@ -119,7 +119,6 @@ def _some(passage: Passage, chosen: Any) -> Passage:
         passage.p[index],
         passage.q[index],
         None if passage.c is None else passage.c[index],
-        passage.greedy,
     )
 
 

@@ -9,39 +9,25 @@ from draftwise.errors import InvalidParameterError
 from draftwise.studies.acceptance_surface import AcceptanceSurface
 from draftwise.studies.bias import Bias
 from draftwise.studies.bounds import Bounds
-from draftwise.studies.breakdown import Breakdown
 from draftwise.studies.calibration import Calibration
 from draftwise.studies.companion_choice import CompanionChoice
 from draftwise.studies.correlation import Correlation
 from draftwise.studies.cost_ratio import CostRatio
-from draftwise.studies.draft_length_trace import DraftLengthTrace
 from draftwise.studies.fairness import Fairness
-from draftwise.studies.gamma import Gamma
 from draftwise.studies.goodput import Goodput
 from draftwise.studies.information_gain import InformationGain
 from draftwise.studies.lenience import Lenience
 from draftwise.studies.oracle_length import OracleLength
-from draftwise.studies.prefill_heavy import PrefillHeavy
-from draftwise.studies.regret import Regret
 from draftwise.studies.rejection import Rejection
-from draftwise.studies.repetition import Repetition
 from draftwise.studies.speedup_by_context import SpeedupByContext
 from draftwise.studies.study import Study
-from draftwise.studies.threshold import Threshold
-from draftwise.studies.token_table import TokenTable
-from draftwise.studies.trees_by_context import TreesByContext
 from draftwise.studies.verification_cost import VerificationCost
 
 _ALL: tuple[type[Study], ...] = (
     OracleLength,
     Rejection,
     Bounds,
-    Threshold,
     SpeedupByContext,
-    TreesByContext,
-    DraftLengthTrace,
-    TokenTable,
-    Repetition,
     InformationGain,
     Correlation,
     AcceptanceSurface,
@@ -49,14 +35,10 @@ _ALL: tuple[type[Study], ...] = (
     CostRatio,
     VerificationCost,
     Fairness,
-    Breakdown,
     CompanionChoice,
-    PrefillHeavy,
-    Gamma,
     Lenience,
     Bias,
     Calibration,
-    Regret,
 )
 STUDIES: Mapping[str, type[Study]] = {study.name: study for study in _ALL}
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from draftwise.benchmark.style import COLOURS
+from draftwise.benchmark.sustained import begin, compete, summary
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.information_gain import short_name
 from draftwise.studies.study import SV, Data, Description, Finding, Study
-from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench, same_distribution
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from draftwise.benchmark.sustained import begin, best_static, best_static_unbiased, compete, summary
 from draftwise.errors import InvalidParameterError
 from draftwise.studies.drawing import heat_map, panels, styled
 from draftwise.studies.goodput import geometric_mean
 from draftwise.studies.settings import StudySettings
 from draftwise.studies.study import SV, Data, Description, Finding, Study
-from draftwise.studies.sustained import begin, best_static, best_static_unbiased, compete, summary
 from draftwise.studies.workbench import Workbench
 from draftwise.zoo import PREFIX
 

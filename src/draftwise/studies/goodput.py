@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from draftwise.benchmark.sustained import begin, compete, summary
 from draftwise.studies.drawing import heat_map, panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
-from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from draftwise.benchmark.style import look
+from draftwise.benchmark.sustained import batch_contenders, begin, compete, summary
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Passage
 from draftwise.studies.study import LAW, Data, Description, Finding, Study
-from draftwise.studies.sustained import begin, compete, contender, summary
 from draftwise.studies.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Lenience(Study):
         size = min(s.batch_sizes)
         contenders = bench.contenders(["none"])
         for value in VALUES:
-            contenders += contender(
+            contenders += batch_contenders(
                 bench.timed_llm,
                 "fixed",
                 bench.speculation(_LENGTH, lenience=value, verification="token"),

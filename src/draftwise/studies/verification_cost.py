@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwise.benchmark.style import COLOURS, HATCHES
+from draftwise.benchmark.sustained import BatchContender, begin, compete
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
-from draftwise.studies.sustained import Contender, begin, compete
 from draftwise.studies.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def operations(totals: Mapping[str, int], parameters: Mapping[str, int]) -> dict
     return {role: 2.0 * parameters[role] * tokens[role] for role in _ROLES}
 
 
-def figures_of(contender: Contender, parameters: Mapping[str, int]) -> dict[str, Any]:
+def figures_of(contender: BatchContender, parameters: Mapping[str, int]) -> dict[str, Any]:
     """Operations of one policy per generated token."""
     totals, tokens = contender.counts.totals, contender.counts.tokens
     spent = operations(totals, parameters)

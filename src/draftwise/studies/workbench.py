@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.benchmark.contenders import Setting
+from draftwise.benchmark.sustained import USING_A_PROFILE, BatchContender, batch_contenders
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
@@ -23,7 +24,6 @@ from draftwise.profiling.latency import measure_latency
 from draftwise.speculation import SpeculationConfig
 from draftwise.studies.positions import Passage, Positions, Text, positions_of, read_texts
 from draftwise.studies.settings import StudySettings
-from draftwise.studies.sustained import USING_A_PROFILE, Contender, contender
 from draftwise.studies.tasks import Task, load_tasks
 
 _COLLECTED_AT_ONCE = 16
@@ -55,8 +55,8 @@ class Workbench:
         self.status = on_status
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._quick: dict[str, LLM] = {}
-        self._texts: dict[tuple[float, int | None], list[Text]] = {}
-        self._positions: dict[tuple[float, int | None], Positions] = {}
+        self._texts: dict[int | None, list[Text]] = {}
+        self._positions: dict[int | None, Positions] = {}
         self._profiles: dict[str | None, str] = {}
         self._collections: dict[tuple[str, str, str | None, int, str], Collection] = {}
 
@@ -168,43 +168,40 @@ class Workbench:
             max_tokens=s.max_tokens, temperature=s.temperature, top_p=s.top_p, seed=s.seed
         )
 
-    def texts(self, temperature: float | None = None, max_tokens: int | None = None) -> list[Text]:
-        """Texts that the target generates, without those of a single token."""
+    def texts(self, max_tokens: int | None = None) -> list[Text]:
+        """Texts that the target generates, without those of a single token.
+
+        Args:
+            max_tokens: maximum number of tokens of fewer, long texts; ``None`` for a text of usual
+                length for each prompt.
+        """
         s = self.settings
-        heat = s.temperature if temperature is None else temperature
-        key = heat, max_tokens
-        if key not in self._texts:
+        if max_tokens not in self._texts:
             self.status("generating texts with the target")
-            llm, params = self.quick(), replace(self.sampling, temperature=heat)
-            prompts = self.prompts
+            llm, params, prompts = self.quick(), self.sampling, self.prompts
             if max_tokens is not None:  # long texts, and fewer of them
                 prompts = prompts[: _LONG_TEXTS * s.num_prompts]
                 params = replace(params, max_tokens=max_tokens)
             seeds = [replace(params, seed=s.seed + i) for i in range(len(prompts))]
             outputs = llm.generate(prompts, seeds)
             pairs = zip(prompts, outputs, strict=True)
-            self._texts[key] = [Text(p, o.token_ids) for p, o in pairs if len(o.token_ids) > 1]
-        return self._texts[key]
+            self._texts[max_tokens] = [
+                Text(p, o.token_ids) for p, o in pairs if len(o.token_ids) > 1
+            ]
+        return self._texts[max_tokens]
 
-    def passages(
-        self, temperature: float | None = None, max_tokens: int | None = None
-    ) -> Iterator[Passage]:
+    def passages(self, max_tokens: int | None = None) -> Iterator[Passage]:
         """The texts with the distributions of all three models at each position."""
-        texts = self.texts(temperature, max_tokens)
-        heat = self.settings.temperature if temperature is None else temperature
+        texts = self.texts(max_tokens)
         self.status("scoring the texts with all models")
-        return read_texts(self.models(), texts, heat, self.settings.top_p)
+        return read_texts(self.models(), texts, self.settings.temperature, self.settings.top_p)
 
-    def positions(
-        self, temperature: float | None = None, max_tokens: int | None = None
-    ) -> Positions:
+    def positions(self, max_tokens: int | None = None) -> Positions:
         """Signals and acceptance at all positions of the texts."""
-        s = self.settings
-        key = s.temperature if temperature is None else temperature, max_tokens
-        if key not in self._positions:
-            passages = self.passages(temperature, max_tokens)
-            self._positions[key] = positions_of(passages, s.seed)
-        return self._positions[key]
+        if max_tokens not in self._positions:
+            passages = self.passages(max_tokens)
+            self._positions[max_tokens] = positions_of(passages, self.settings.seed)
+        return self._positions[max_tokens]
 
     # -- drafts ------------------------------------------------------------------------------
 
@@ -288,8 +285,7 @@ class Workbench:
         *,
         companion: str | None = None,
         with_profile: bool = True,
-        num_speculative_tokens: int | None = None,
-    ) -> list[Contender]:
+    ) -> list[BatchContender]:
         """Policies on the timed models, each with its own engine.
 
         Args:
@@ -297,22 +293,16 @@ class Workbench:
                 a token tree: ``fixed:3``, ``eagle2:16x4``.
             companion: companion; ``None`` for that of the settings.
             with_profile: give policies an acceptance profile.
-            num_speculative_tokens: maximum draft length; ``None`` for that of the settings.
         """
         result = []
         for text in names:
-            name, length, width, draft = Setting.parse(text)
-            assert draft is None, "a study has one draft"
+            needs_profile = with_profile and Setting.parse(text).policy in USING_A_PROFILE
             speculation = self.speculation(
-                num_speculative_tokens if length is None else length,
-                tree_width=width or 1,
                 companion=companion or self.settings.companion,
-                profile=self.profile(companion)
-                if with_profile and name in USING_A_PROFILE
-                else None,
+                profile=self.profile(companion) if needs_profile else None,
             )
             self.status(f"setting up {text}")
-            result += contender(self.timed_llm, name, speculation, text)
+            result += batch_contenders(self.timed_llm, text, speculation)
         return result
 
     def speculation(
@@ -323,11 +313,7 @@ class Workbench:
         length = s.num_speculative_tokens
         if num_speculative_tokens is not None:
             length = num_speculative_tokens
-        values: dict[str, Any] = {
-            "companion": s.companion,
-            "num_speculative_tokens": length,
-            "guard": False,  # studies compare policies as they were published
-        } | changes
+        values = {"companion": s.companion, "num_speculative_tokens": length} | changes
         return SpeculationConfig(s.draft, **values)
 
     @cached_property

@@ -12,22 +12,22 @@ are replayed without it, and its tokens are divided by the time of the replay.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from draftwise.benchmark.contenders import Setting
+from draftwise.benchmark.replay import Script, record, replay
 from draftwise.benchmark.titles import BASELINE
+from draftwise.benchmark.turns import in_turns, ratios_of_turns
 from draftwise.core.types import PARTS
 from draftwise.engine.request import Request
 from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
-from draftwise.policies import policy_class
 from draftwise.speculation import SpeculationConfig
-from draftwise.studies.replay import Script, record, replay
 
 # Minimum number of steps in an oracle's script before it is replayed.
 _SCRIPTED_STEPS = 30
@@ -69,9 +69,14 @@ class Counts:
         """Seconds of all turns."""
         return sum(seconds for _, seconds in self.rounds)
 
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second of each turn."""
+        return [tokens / seconds for tokens, seconds in self.rounds]
+
 
 @dataclass
-class Contender:
+class BatchContender:
     """One policy with its engine and its counts.
 
     Attributes:
@@ -224,35 +229,34 @@ class Contender:
         return {name: sum(getattr(s, f"num_{name}") for s in stats) for name in _COUNTED}
 
 
-def contender(
-    llm: LLM, policy: str, speculation: SpeculationConfig, name: str | None = None
-) -> list[Contender]:
+def batch_contenders(
+    llm: LLM, setting: str, speculation: SpeculationConfig, name: str | None = None
+) -> list[BatchContender]:
     """Create the contender of a policy, and for an oracle also the contender of its replay.
 
     Args:
         llm: LLM whose models are shared, if they are those of ``speculation``.
-        policy: name of the policy.
-        speculation: models, profiles and maximum draft length. Profile and companion are removed
-            if the policy does not use them.
-        name: name in the report; ``None`` for that of the policy.
+        setting: the policy, with the settings that it does not take from ``speculation``; see
+            :class:`~draftwise.benchmark.contenders.Setting`.
+        speculation: models, profiles and maximum draft length. The guard is left out, as policies
+            are measured as they were published, and the profile if the policy does not use it.
+        name: name in the report; ``None`` for the setting.
     """
-    needs = policy_class(policy)
+    policy = Setting.parse(setting).policy
     own = replace(
-        speculation,
-        policy=policy,
+        Setting.parse(setting).applied_to(speculation),
         guard=False,
-        companion=speculation.companion if needs.uses_companion() else None,
         profile=speculation.profile if policy in USING_A_PROFILE else None,
     )
-    shown = name or policy
-    is_static = policy in ("none", "fixed") and speculation.tree_width == 1
-    first = Contender(shown, policy, llm.with_speculation(own), is_static)
+    shown = name or setting
+    is_static = policy in (BASELINE, "fixed") and own.tree_width == 1
+    first = BatchContender(shown, policy, llm.with_speculation(own), is_static)
     if policy != "oracle":
         return [first]
     first.script = record(first.llm)
     again = llm.with_speculation(replace(own, policy="fixed"))
     replay(again, first.script)
-    return [Contender(replayed(shown), "replay", again, False, first.script), first]
+    return [BatchContender(replayed(shown), "replay", again, False, first.script), first]
 
 
 def replayed(name: str) -> str:
@@ -261,7 +265,7 @@ def replayed(name: str) -> str:
 
 
 def begin(
-    contenders: Sequence[Contender],
+    contenders: Sequence[BatchContender],
     prompts: Sequence[list[int]],
     params: SamplingParams,
     batch_size: int,
@@ -290,7 +294,7 @@ def begin(
 
 
 def compete(
-    contenders: Sequence[Contender],
+    contenders: Sequence[BatchContender],
     rounds: int,
     turn: float,
     warm_up_steps: int,
@@ -320,13 +324,9 @@ def compete(
         each.restart()
         each.settle()
         progress()
-    order = list(contenders)
-    shuffle = random.Random(0)
-    for _ in range(num_rounds(rounds, contenders[0].batch_size)):
-        shuffle.shuffle(order)
-        for each in order:
-            each.take_turn(turn)
-            progress()
+    for _, each in in_turns(contenders, num_rounds(rounds, contenders[0].batch_size)):
+        each.take_turn(turn)
+        progress()
 
 
 def num_rounds(rounds: int, batch_size: int) -> int:
@@ -334,7 +334,7 @@ def num_rounds(rounds: int, batch_size: int) -> int:
     return rounds * max(1, 4 - batch_size)
 
 
-def summary(contenders: Sequence[Contender]) -> dict[str, Any]:
+def summary(contenders: Sequence[BatchContender]) -> dict[str, Any]:
     """Figures by contender: goodput relative to no speculation, standard errors, and step means.
 
     An oracle's tokens are its own, and its time is that of its replay.
@@ -349,9 +349,7 @@ def summary(contenders: Sequence[Contender]) -> dict[str, Any]:
         timed = counts.get(replayed(each.name), own)
         seconds_per_step = timed.seconds / timed.steps
         goodput = own.tokens / steps / seconds_per_step
-        ratios = [
-            (t / s) / (bt / bs) for (t, s), (bt, bs) in zip(own.rounds, base.rounds, strict=True)
-        ]
+        ratios = ratios_of_turns(own.rates, base.rates)
         request_steps = steps * each.batch_size
         figures[each.name] = {
             "goodput": goodput,
