@@ -1,7 +1,7 @@
 """Perplexity of a GGUF file in Draftwise and in llama.cpp, and the bytes that a token reads.
 
     python benchmarks/gguf_perplexity.py --model FILE.gguf --text gsm8k_train.jsonl \
-        --llama PYTHON --output benchmarks/results/gguf_perplexity.json
+        --llama PYTHON --output gguf_perplexity.json
 
 Both engines score the same tokens, in chunks that begin with the tokenizer's first token. PYTHON is
 the interpreter of an environment with ``llama-cpp-python``. The text is also scored by the file's

@@ -1,7 +1,7 @@
 """Goodput of all policies over batch sizes, in one interleaved run.
 
     python benchmarks/goodput.py --prompts gsm8k_test.jsonl humaneval.jsonl spec_bench.jsonl \
-        --companion zoo:companion --output results/goodput.json
+        --companion zoo:companion --output goodput.json
 
 Every policy has its own engine on the same loaded weights. An engine is kept full: when a request
 ends, the next prompt is added, and the first requests end at staggered times. The engines take
@@ -23,27 +23,28 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from draftwise.studies.sustained import (
-    Contender,
-    begin,
-    best_static,
-    best_static_unbiased,
-    compete,
-    contender,
-    num_rounds,
-    summary,
-)
-from figure_table import RELATIVE, Column, figure_table, per_step
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.contenders import Setting
 from draftwise.benchmark.report import write_report
+from draftwise.benchmark.sustained import (
+    BatchContender,
+    batch_contenders,
+    begin,
+    best_static,
+    best_static_unbiased,
+    compete,
+    num_rounds,
+    summary,
+)
 from draftwise.benchmark.workload import load_workload
 from draftwise.errors import InvalidParameterError
 
@@ -52,43 +53,31 @@ ALL_PROMPTS = 1_000_000
 GOLDEN_RATIO = 0.618034
 
 
-def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
+def contenders(llm: LLM, arguments: argparse.Namespace) -> list[BatchContender]:
     """Contenders for each static draft length, and for each policy and maximum draft length."""
-    result = speculating(llm, arguments, "none", 1, "none")
-    for length in arguments.static:
-        result += speculating(llm, arguments, "fixed", length, f"fixed {length}")
+    settings = {"none": "none"} | {f"fixed {n}": f"fixed:{n}" for n in arguments.static}
     for text in arguments.policies:
-        name, given, width, draft = Setting.parse(text)
+        policy, given, width, draft = Setting.parse(text)
         if draft is not None:
             raise InvalidParameterError("policies", f"{text}: the draft is that of --draft")
         for gamma in arguments.num_speculative_tokens if given is None else [given]:
             shape = f"{gamma}" if width is None else f"{gamma}x{width}"
-            result += speculating(llm, arguments, name, gamma, f"{name} ≤{shape}", width or 1)
+            settings[f"{policy} ≤{shape}"] = f"{policy}:{shape}"
+    result = []
+    for name, setting in settings.items():
+        is_staged = Setting.parse(setting).policy == "staged"
+        companion = arguments.mid if is_staged else arguments.companion
+        config = SpeculationConfig(
+            draft=arguments.draft,
+            companion=None if companion == "none" else companion,
+            profile=arguments.profile,
+            # The latency profile does not include the middle model, and ``staged`` needs none.
+            latency_profile=None if is_staged else arguments.latency_profile,
+        )
+        result += batch_contenders(llm, setting, config, name)
     for each in result:
         each.static = " ≤" not in each.name
     return result
-
-
-def speculating(
-    llm: LLM,
-    arguments: argparse.Namespace,
-    policy: str,
-    gamma: int,
-    name: str,
-    tree_width: int = 1,
-) -> list[Contender]:
-    """Contenders of one policy."""
-    companion = arguments.mid if policy == "staged" else arguments.companion
-    config = SpeculationConfig(
-        draft=arguments.draft,
-        companion=None if companion == "none" else companion,
-        num_speculative_tokens=gamma,
-        tree_width=tree_width,
-        profile=arguments.profile,
-        # The latency profile does not include the middle model, and ``staged`` does not need one.
-        latency_profile=None if policy == "staged" else arguments.latency_profile,
-    )
-    return contender(llm, policy, config, name)
 
 
 def evenly_spread(prompts: list[list[int]]) -> list[list[int]]:
@@ -106,21 +95,28 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
     best = best_static(figures)
     best_ratio = figures[best]["ratio"]
     oracles = [f["ratio"] for name, f in figures.items() if name.startswith("oracle")]
-    unbiased = best_static_unbiased(figures)
-    columns: dict[str, Column] = {
-        **RELATIVE,
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "× none": lambda f: f"{f['ratio']:.3f}",
+        "±": lambda f: f"{f['standard_error']:.3f}",
         "× best static": lambda f: f"{f['ratio'] / best_ratio:.3f}",
         "of oracle": lambda f: f"{f['ratio'] / max(oracles):.2f}" if oracles else "",
-        "tokens": per_step("tokens"),
-        "drafted": per_step("drafted"),
-        "verified": per_step("verified"),
+        "tokens": lambda f: f"{f['tokens_per_request_step']:.2f}",
+        "drafted": lambda f: f"{f['drafted_per_request_step']:.2f}",
+        "verified": lambda f: f"{f['verified_per_request_step']:.2f}",
         "accepted": lambda f: f"{f['acceptance_rate']:.2f}",
         "select": lambda f: f"{f['share_of_time']['select']:.1%}",
         "context": lambda f: f"{f['context_per_request']:.0f}",
         "step ms": lambda f: f"{f['step_ms']:.1f}",
     }
-    shown = f"{title}: best static {best} {best_ratio:.3f}, cross-validated {unbiased:.3f}"
-    console.print(figure_table(shown, figures, columns))
+    unbiased = best_static_unbiased(figures)
+    table = Table(
+        title=f"{title}: best static {best} {best_ratio:.3f}, cross-validated {unbiased:.3f}"
+    )
+    for head in ("policy", *columns):
+        table.add_column(head, justify="left" if head == "policy" else "right")
+    for name, own in figures.items():
+        table.add_row(name, *(text(own) for text in columns.values()))
+    console.print(table)
 
 
 def main() -> None:
@@ -218,8 +214,8 @@ def main() -> None:
                 of_workload = results.setdefault(sampling, {}).setdefault(path.stem, {})
                 of_workload[str(batch_size)] = figures
                 if arguments.output:
-                    figures_so_far = {"started": started, "results": results}
-                    write_report(arguments.output, vars(arguments), figures_so_far)
+                    so_far = {"started": started, "results": results}
+                    write_report(arguments.output, vars(arguments), so_far)
 
 
 if __name__ == "__main__":

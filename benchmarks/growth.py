@@ -1,6 +1,6 @@
 """Step time as a function of context, batch size and verified tokens, compared with the roofline.
 
-    python benchmarks/growth.py --output benchmarks/results/growth.json --figures docs/figures
+    python benchmarks/growth.py --output growth.json --figures docs/figures
 
 The roofline is the larger of two times. The first is reading the stored weights once and the keys
 and values of every request, at the bandwidth of a plain memory read. The second is the matrix
@@ -21,9 +21,9 @@ import matplotlib
 import matplotlib.pyplot as plt
 import torch
 from stored_weights import stored_bytes
-from turns import take_turns
 
 from draftwise.benchmark.report import write_report
+from draftwise.benchmark.turns import time_calls
 from draftwise.kernels.native.library import kernel_in_use
 from draftwise.models.loading import LoadedModel, load_model
 from draftwise.models.segment import Segment
@@ -75,7 +75,7 @@ def measure(
     cache = model.model.new_cache(batch, context + tokens)
     ids = torch.arange(batch * tokens).remainder(model.model.vocab_size).tolist()
     segments = [Segment(row, context, tokens) for row in range(batch)]
-    times = take_turns(
+    times = time_calls(
         {
             "pass": lambda: model.model.forward(cache, ids, segments, range(batch * tokens)),
             "read": machine.read,

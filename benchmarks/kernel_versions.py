@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-from collections.abc import Callable
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from turns import pass_turns, ratio_of_turns
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
+from draftwise.benchmark.turns import in_turns, median_ratio
 from draftwise.kernels.native.compilation import compiled_library
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
@@ -53,22 +53,21 @@ def main() -> None:
     if decoder is None:
         raise SystemExit(f"{arguments.target} does not run on the native kernels on this machine")
     shapes = [PassShape(*size, context) for context in arguments.contexts for size in SIZES]
-
-    def timed_by(version: int) -> Callable[[PassShape], float]:
-        def timed(shape: PassShape) -> float:
+    # Both versions of a shape directly follow one another.
+    seconds: dict[tuple[PassShape, int], list[float]] = defaultdict(list)
+    for turn, shape in in_turns(shapes, arguments.turns + 1):
+        for version in (0, 1) if turn % 2 else (1, 0):
             decoder._library = versions[version]
-            return timer(Stage.TARGET, shape)
-
-        return timed
-
-    seconds = pass_turns({each: timed_by(each) for each in (0, 1)}, shapes, arguments.turns)
+            taken = timer(Stage.TARGET, shape)
+            if turn:  # the first turn, with cold caches, is not counted
+                seconds[shape, version].append(taken)
     table = Table(title="time of a pass, after / before")
     for column in ("requests", "tokens", "context", "ratio", "±", "before ms", "after ms"):
         table.add_column(column, justify="right")
     results = []
     for shape in shapes:
         before, after = seconds[shape, 0], seconds[shape, 1]
-        ratio, error = ratio_of_turns(before, after)
+        ratio, error = median_ratio(before, after)
         row = {
             "requests": shape.num_requests,
             "tokens": shape.num_tokens,

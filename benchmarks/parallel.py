@@ -1,6 +1,6 @@
 """Overlapped and data-parallel drafting compared with sequential drafting, interleaved.
 
-    python benchmarks/parallel.py --prompts gsm8k_test.jsonl --output results/parallel.json
+    python benchmarks/parallel.py --prompts gsm8k_test.jsonl --output parallel.json
 
 Each mode answers the same prompts with a fixed draft length. The report has tokens per second
 relative to sequential drafting (median over turns), and the slowdown of target and draft passes
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from turns import take_turns
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
+from draftwise.benchmark.turns import ratios_of_turns, time_calls
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.profiling.interference import measure_interference
 from draftwise.profiling.passes import PassTimer
@@ -76,12 +76,9 @@ def main() -> None:
             name: (lambda llm=llm, n=batch_size: llm.generate(prompts[:n], params))
             for name, llm in engines.items()
         }
-        times = take_turns(runs, arguments.turns, num_untimed=1)
+        times = time_calls(runs, arguments.turns, num_untimed=1)
         base = times["one after the other"]
-        ratios = {
-            name: [b / each for b, each in zip(base, own, strict=True)]
-            for name, own in times.items()
-        }
+        ratios = {name: ratios_of_turns(base, own) for name, own in times.items()}
         results[str(batch_size)] = ratios
         table.add_row(str(batch_size), *(f"{statistics.median(r):.2f}" for r in ratios.values()))
     console.print(table)

@@ -1,6 +1,6 @@
 """Whole passes on the CPU: native kernels, PyTorch's operations and memory reads, interleaved.
 
-python benchmarks/passes.py --output benchmarks/results/passes.json
+python benchmarks/passes.py --output passes.json
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from stored_weights import stored_bytes
-from turns import take_turns
 
 from draftwise.benchmark.report import write_report
+from draftwise.benchmark.turns import ratios_of_turns, time_calls
 from draftwise.core.sampling import LogitControls
 from draftwise.kernels.native.drafting import DraftRun
 from draftwise.kernels.native.library import kernel_in_use
@@ -78,12 +78,12 @@ def measure(
     batch_size, tokens_each = setting
     big = torch.zeros(READ_BYTES // 4)
     runs = {name: passes(model, batch_size, tokens_each) for name, model in models.items()}
-    times = take_turns(
+    times = time_calls(
         {**runs, "read": big.sum, "draft": drafts(draft, batch_size)},
         repeats,
     )
     medians = {name: statistics.median(every) for name, every in times.items()}
-    ratios = [a / b for a, b in zip(times["native"], times["pytorch"], strict=True)]
+    ratios = ratios_of_turns(times["native"], times["pytorch"])
     read = stored_bytes(models["native"]) / medians["native"] / (READ_BYTES / medians["read"])
     return {
         "batch_size": batch_size,

@@ -106,8 +106,8 @@ def milliseconds(points: dict[float, float]) -> StageCost:
     return StageCost(tuple(map(float, points)), tuple(ms / 1000 for ms in points.values()))
 
 
-# The first two after the steps measured in benchmarks/results/goodput_gsm8k.json and
-# goodput_no_matrix_unit.json; an accelerator is flat up to a knee and launches many small kernels
+# The first two after the measured steps of goodput_gsm8k and goodput_no_matrix_unit in
+# benchmarks/results; an accelerator is flat up to a knee and launches many small kernels
 # for a pass of the draft.
 MACHINES = {
     "matrix": Machine(

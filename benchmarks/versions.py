@@ -1,280 +1,297 @@
-"""Two versions of Draftwise in alternating processes: tokens per second, after / before.
+"""Policies of one or two versions of Draftwise, on whole answers: tokens per second over none's.
 
     git worktree add /tmp/before HEAD~1
-    python benchmarks/versions.py --before /tmp/before/src --after src
+    python benchmarks/versions.py gsm8k.jsonl humaneval.jsonl --before /tmp/before/src \
+        --contenders none fixed:3 fixed:7 adaptive:7 --output versions.json
 
-Each version has its own process, which keeps its models loaded. One process generates at a time.
-Each round starts new processes, because processes of one version differ by some per cent. The two
-take turns setting by setting, so that other load on the machine affects both alike. Prints
-the median ratio of each setting and the geometric mean of the medians. Both versions must have the
-public interface that this script uses.
+A cell is a prompt file, a temperature and a batch size. In each of its turns, every contender of
+every version answers the same prompts, and every turn has other prompts. Contenders take turns in
+an order that changes. The time is that of ``LLM.generate``: prompts, steps, and what the policy
+takes. Before each cell the policies forget what they have learnt, so that without
+``--warm-up-turns`` the first turn is a cold start.
 
-With several draft lengths of ``fixed``, also prints the throughput of each other policy over that
-of the best fixed length or of no speculation, before and after:
-
-    python benchmarks/versions.py --before /tmp/before/src --policies none fixed:1 fixed:2 fixed:3 \
-        fixed:5 adaptive:7 sv:7
+Each version is a process of its own, which keeps its models loaded, and one process works at a
+time. Each round starts new processes, because processes of one version differ by some per cent.
+A contender is a policy with its draft length: ``adaptive:7``, or ``fixed:7-unguarded`` without the
+guard. Both versions must have the public interface that this script uses.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from inspect import signature
 from pathlib import Path
 from typing import IO, Any
 
-BATCH_SIZES = (1, 8, 32)
-TEMPERATURES = (0.0, 1.0)
-# Requests of a turn, at least; smaller batches follow one another.
-SMALLEST_RUN = 8
-DRAFT_LENGTH = 4  # of policies without one
+BASELINE = "none"
+BEFORE, AFTER = "before", "after"
 # Policies that ask a companion.
 WITH_COMPANION = ("staged", "sv", "sv-predictable", "sv-published")
 
 
-@dataclass(frozen=True)
-class Setting:
-    policy: str  # with its draft length: "fixed:3"
-    batch_size: int
-    temperature: float
-
-
-CONTEST_KEYS = ("before", "after", "ratio")
-# Tokens per second of each turn of both versions.
-Rates = dict[Setting, tuple[list[float], list[float]]]
-
-
 class Version:
-    """A process that generates with one version of Draftwise."""
+    """A process that answers with one version of Draftwise."""
 
-    def __init__(self, source: Path, arguments: argparse.Namespace) -> None:
-        command = [sys.executable, __file__, "--generate", *_model_flags(arguments)]
+    def __init__(self, source: Path, command_line: list[str]) -> None:
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, __file__, "--answer", *command_line],
             env={**os.environ, "PYTHONPATH": str(source.resolve())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._read()  # its models are loaded
+        self.ask({})  # its models are loaded
 
-    def tokens_per_second(self, setting: Setting) -> float:
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        print(json.dumps(asdict(setting)), file=self._process.stdin, flush=True)
-        return float(self._read())
+        assert self._process.stdout is not None
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a version ended early, with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         self._process.communicate()
 
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a version ended early, with status {self._process.wait()}")
-        return line
 
+class Answering:
+    """The models and prompts of a version's process."""
 
-def _model_flags(arguments: argparse.Namespace) -> list[str]:
-    names = ("target", "draft", "companion", "dtype", "prompts", "max_tokens")
-    flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
-    return [*flags, "--batch-sizes", *map(str, arguments.batch_sizes)]
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.llms = {each: self._load(each) for each in arguments.contenders}
+        self.prompts: dict[str, list[Any]] = {}
 
+    def _load(self, contender: str) -> Any:
+        from draftwise import LLM, SpeculationConfig
 
-def generate(arguments: argparse.Namespace, answers: IO[str]) -> None:
-    """Generate for the settings on standard input; write tokens per second of each."""
-    from draftwise import LLM, SamplingParams, SpeculationConfig
-
-    lines = Path(arguments.prompts).read_text(encoding="utf-8").splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines]
-    llms: dict[str, Any] = {}
-
-    def llm_of(contender: str) -> LLM:
-        if contender not in llms:
-            policy, _, length = contender.partition(":")
+        arguments = self.arguments
+        name, _, rest = contender.partition(":")
+        length, _, unguarded = rest.partition("-")
+        speculation = None
+        if name != BASELINE:
             speculation = SpeculationConfig(
                 arguments.draft,
-                companion=arguments.companion if policy in WITH_COMPANION else None,
-                policy=policy,
-                num_speculative_tokens=int(length or DRAFT_LENGTH),
+                companion=arguments.companion if name in WITH_COMPANION else None,
+                policy=name,
+                num_speculative_tokens=int(length),
+                **({"guard": False} if unguarded else {}),
             )
-            # Prompts are repeated. An old version may have no prefix caching.
-            has_prefixes = "enable_prefix_caching" in signature(LLM).parameters
-            llms[contender] = LLM(
-                arguments.target,
-                speculation,
-                dtype=arguments.dtype,
-                max_batch_size=max(arguments.batch_sizes),
-                **({"enable_prefix_caching": False} if has_prefixes else {}),
-            )
-        return llms[contender]
+        # Prompts may come again. An old version may have no prefix caching.
+        has_prefixes = "enable_prefix_caching" in signature(LLM).parameters
+        return LLM(
+            arguments.target,
+            speculation,
+            dtype=arguments.dtype,
+            max_batch_size=max(arguments.batch_sizes),
+            max_model_len=arguments.max_model_len,
+            **({"enable_prefix_caching": False} if has_prefixes else {}),
+        )
 
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        setting = Setting(**json.loads(line))
-        llm = llm_of(setting.policy)
-        batch = [prompts[i % len(prompts)] for i in range(setting.batch_size)]
-        parameters = [
-            SamplingParams(
-                temperature=setting.temperature,
-                max_tokens=arguments.max_tokens,
-                seed=seed,
-                ignore_eos=True,
-            )
-            for seed in range(setting.batch_size)
-        ]
-        num_tokens = 0
-        start = time.perf_counter()
-        for _ in range(0, max(SMALLEST_RUN, setting.batch_size), setting.batch_size):
-            outputs = llm.generate(batch, parameters)
+    def forget(self, contender: str) -> None:
+        """Start the policy anew."""
+        if contender != BASELINE:
+            policy = contender.partition(":")[0]
+            self.llms[contender].engine.change_speculation(policy=policy)
+
+    def answer(
+        self, contender: str, path: str, first: int, count: int, size: int, temperature: float
+    ) -> dict[str, float]:
+        """Answer some prompts, batch after batch; returns tokens and seconds."""
+        from draftwise import SamplingParams
+
+        prompts = self._prompts(path)
+        num_tokens, seconds = 0, 0.0
+        # A batch is full until its last answers.
+        for start in range(first, first + count, size):
+            numbers = range(start, min(start + size, first + count))
+            chosen = [prompts[number % len(prompts)] for number in numbers]
+            params = [
+                SamplingParams(
+                    temperature=temperature,
+                    max_tokens=self.arguments.max_tokens,
+                    seed=number,
+                    ignore_eos=self.arguments.ignore_eos,
+                )
+                for number in numbers
+            ]
+            begin = time.perf_counter()
+            outputs = self.llms[contender].generate(chosen, params)
+            seconds += time.perf_counter() - begin
             num_tokens += sum(len(output.token_ids) for output in outputs)
-        seconds = time.perf_counter() - start
-        print(num_tokens / seconds, file=answers, flush=True)
+        return {"tokens": num_tokens, "seconds": seconds}
+
+    def _prompts(self, path: str) -> list[Any]:
+        from draftwise.benchmark.workload import load_workload
+
+        if path not in self.prompts:
+            most, longest = self.arguments.num_prompts, self.arguments.longest_prompt
+            llm, chat = next(iter(self.llms.values())), not self.arguments.plain
+            self.prompts[path] = load_workload(llm, Path(path), most, longest, chat).prompts
+            random.Random(0).shuffle(self.prompts[path])
+        return self.prompts[path]
+
+
+def follow_orders(arguments: argparse.Namespace, answers: IO[str]) -> None:
+    """Follow the orders on standard input: a contender forgets, or answers some prompts."""
+    answering = Answering(arguments)
+    for line in sys.stdin:
+        order, found = json.loads(line), {}
+        if "forget" in order:
+            answering.forget(order["forget"])
+        elif order:
+            found = answering.answer(**order)
+        print(json.dumps(found), file=answers, flush=True)
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of every turn, by cell and by contender with its version."""
+    known = [option for option in sys.argv[1:] if option != "--answer"]
+    sources = {AFTER: arguments.after}
+    if arguments.before is not None:
+        sources[BEFORE] = arguments.before
+    everybody = [(version, name) for version in sources for name in arguments.contenders]
+    cells: dict[str, Any] = {}
+    for number in range(arguments.rounds):
+        versions = {version: Version(source, known) for version, source in sources.items()}
+        for path in arguments.prompts:
+            for temperature in arguments.temperatures:
+                for size in arguments.batch_sizes:
+                    cell = f"{path.stem} T={temperature:g} b={size}"
+                    rates = cells.setdefault(cell, {each: [] for each in everybody})
+                    work = {"path": str(path), "size": size, "temperature": temperature}
+                    take_turns(arguments, versions, work, rates)
+                    print(f"round {number + 1}: {cell}", file=sys.stderr, flush=True)
+        for version in versions.values():
+            version.close()
+    return cells
+
+
+def take_turns(
+    arguments: argparse.Namespace,
+    versions: dict[str, Version],
+    work: dict[str, Any],
+    rates: dict[tuple[str, str], list[float]],
+) -> None:
+    """All turns of a cell in one round; adds the tokens per second to ``rates``."""
+    from draftwise.benchmark.turns import in_turns
+
+    for version, name in rates:
+        versions[version].ask({"forget": name})
+    count, untimed = max(work["size"], arguments.least_answers), arguments.warm_up_turns
+    for turn, (version, name) in in_turns(list(rates), untimed + arguments.turns):
+        order = work | {"contender": name, "first": turn * count, "count": count}
+        done = versions[version].ask(order)
+        if turn >= untimed:
+            rates[version, name].append(done["tokens"] / done["seconds"])
+
+
+def rows_of(cells: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ratios of each contender in each cell, with their quartiles over the turns.
+
+    ``ratio`` is over no speculation in the same version, and ``over_best_static`` over the best
+    fixed length or none. ``after_over_before`` has the median over turns and its standard error.
+    """
+    from draftwise.benchmark.turns import median_ratio, ratios_of_turns, spread
+
+    rows = []
+    for cell, rates in cells.items():
+        for (version, name), own in rates.items():
+            static = {
+                other: statistics.median(turns)
+                for (of, other), turns in rates.items()
+                if of == version and other.partition(":")[0] in (BASELINE, "fixed")
+            }
+            row: dict[str, Any] = {"at": cell, "version": version, "contender": name}
+            row["tokens_per_second"] = spread(own)
+            if (version, BASELINE) in rates:
+                base = rates[version, BASELINE]
+                row["ratio"] = spread(ratios_of_turns(own, base))
+                row["first_turn"] = own[0] / base[0]
+            if static:
+                row["over_best_static"] = statistics.median(own) / max(static.values())
+            if version == AFTER and (BEFORE, name) in rates:
+                ratio, error = median_ratio(rates[BEFORE, name], own)
+                row |= {"after_over_before": ratio, "standard_error": error}
+            rows.append(row)
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """A table of all cells, and the geometric mean and the lowest cell of each ratio."""
+    from rich.console import Console
+    from rich.table import Table
+
+    figures = ("ratio", "first_turn", "over_best_static", "after_over_before", "standard_error")
+    heads = ("at", "version", "contender")
+    table, console = Table(title="tokens per second"), Console()
+    for head in (*heads, *figures):
+        table.add_column(head.replace("_", " "), justify="left" if head in heads else "right")
+    for row in rows:
+        numbers = (_number(row.get(figure)) for figure in figures)
+        shown = ("" if number is None else f"{number:.3f}" for number in numbers)
+        table.add_row(*(row[head] for head in heads), *shown)
+    console.print(table)
+    for version, name in dict.fromkeys((row["version"], row["contender"]) for row in rows):
+        own = [row for row in rows if (row["version"], row["contender"]) == (version, name)]
+        for figure in figures[:-1]:
+            values = [_number(row[figure]) for row in own if figure in row]
+            if values:
+                mean = statistics.geometric_mean(values)
+                console.print(f"{version} {name}, {figure}: {mean:.3f}, lowest {min(values):.3f}")
+
+
+def _number(figure: Any) -> Any:
+    return figure["median"] if isinstance(figure, dict) else figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", type=Path, help="source tree: a folder src")
+    parser.add_argument("prompts", type=Path, nargs="+", help="JSON lines")
+    parser.add_argument("--before", type=Path, help="source tree of an older version: a folder src")
     parser.add_argument("--after", type=Path, default=Path("src"))
     parser.add_argument("--target", default="zoo:target@200m")
     parser.add_argument("--draft", default="zoo:draft")
     parser.add_argument("--companion", default="zoo:companion")
-    parser.add_argument("--policies", nargs="+", default=["fixed", "adaptive", "sv"])
-    parser.add_argument("--prompts", default="examples/prompts.jsonl")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=4, help="each with new processes")
+    parser.add_argument("--contenders", nargs="+", default=[BASELINE, "fixed:7", "adaptive:7"])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=1, help="each with new processes")
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--warm-up-turns", type=int, default=2)
+    parser.add_argument("--warm-up-turns", type=int, default=0, help="untimed, for every contender")
+    parser.add_argument("--least-answers", type=int, default=2, help="of a turn")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--ignore-eos", action="store_true", help="answers of equal length")
+    parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument("--num-prompts", type=int, default=200, help="of a file, at most")
+    parser.add_argument("--longest-prompt", type=int, default=600, help="tokens")
+    parser.add_argument("--plain", action="store_true", help="prompts without a chat template")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--generate", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.generate:
+    if arguments.answer:
         # What a library prints must not be taken for an answer.
         answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        generate(arguments, answers)
+        follow_orders(arguments, answers)
         return
-    if arguments.before is None:
-        parser.error("--before: missing")
-    compare(arguments)
-
-
-def run_round(arguments: argparse.Namespace, settings: Sequence[Setting], rates: Rates) -> None:
-    """Start both versions, let them take turns, and add what they did to ``rates``."""
-    versions = [Version(source, arguments) for source in (arguments.before, arguments.after)]
-    for turn in range(arguments.warm_up_turns + arguments.turns):
-        for setting in settings:
-            for which in (0, 1) if turn % 2 else (1, 0):
-                rate = versions[which].tokens_per_second(setting)
-                if turn >= arguments.warm_up_turns:
-                    rates[setting][which].append(rate)
-    for version in versions:
-        version.close()
-
-
-def is_static(policy: str) -> bool:
-    return policy.partition(":")[0] in ("none", "fixed")
-
-
-def against_best_static(rates: Rates) -> list[dict[str, Any]]:
-    """Throughput of each other policy over that of the best static draft length, before and after.
-
-    The best static length is the same in both versions: the one with the largest geometric mean of
-    their median rates. Where only one static setting was run there is nothing to compare with. The
-    ratio after / before is that of the medians of the ratios of turns, which scatters less than the
-    ratio of medians.
-    """
-    from turns import ratio_of_turns
-
-    rows = []
-    for setting, both in rates.items():
-        alike = [
-            rates[each]
-            for each in rates
-            if is_static(each.policy)
-            and (each.batch_size, each.temperature) == (setting.batch_size, setting.temperature)
-        ]
-        if is_static(setting.policy) or len(alike) < 2:
-            continue
-        best = max(alike, key=lambda each: math.prod(map(statistics.median, each)))
-        before, after = (
-            statistics.median(own) / statistics.median(static)
-            for own, static in zip(both, best, strict=True)
-        )
-        ratio = ratio_of_turns(*both)[0] / ratio_of_turns(*best)[0]
-        rows.append(asdict(setting) | {"before": before, "after": after, "ratio": ratio})
-    return rows
-
-
-def show_contest(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="tokens/s over those of the best static draft length")
-    for column in ("policy", "requests", "temperature", "before", "after", "after / before"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
-    for policy in sorted({row["policy"] for row in rows}):
-        own = [row for row in rows if row["policy"] == policy]
-        means = (statistics.geometric_mean(row[key] for row in own) for key in CONTEST_KEYS)
-        Console().print(
-            policy, *(f"{key} {mean:.3f}" for key, mean in zip(CONTEST_KEYS, means, strict=True))
-        )
-
-
-def compare(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from turns import ratio_of_turns
-
     from draftwise.benchmark.report import write_report
 
-    settings = [
-        Setting(policy, batch_size, temperature)
-        for policy in arguments.policies
-        for temperature in arguments.temperatures
-        for batch_size in arguments.batch_sizes
-    ]
-    rates: Rates = {each: ([], []) for each in settings}
-    for number in range(arguments.rounds):
-        run_round(arguments, settings, rates)
-        print(f"round {number + 1} of {arguments.rounds} done", file=sys.stderr, flush=True)
-    table = Table(title="tokens/s, after / before")
-    for column in ("policy", "requests", "temperature", "ratio", "±", "before", "after"):
-        table.add_column(column, justify="right")
-    results = []
-    for setting, (before, after) in rates.items():
-        ratio, error = ratio_of_turns(before, after)
-        row = asdict(setting) | {
-            "ratio": ratio,
-            "standard_error": error,
-            "median_before": statistics.median(before),
-            "median_after": statistics.median(after),
-        }
-        results.append(row)
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-    mean = statistics.geometric_mean(row["ratio"] for row in results)
-    Console().print(table, f"geometric mean: {mean:.3f}")
-    figures: dict[str, Any] = {"geometric_mean": mean, "results": results}
-    contest = against_best_static(rates)
-    if contest:
-        figures["against_best_static"] = contest
-        show_contest(contest)
+    rows = rows_of(measure(arguments))
+    show(rows)
     if arguments.output:
-        write_report(arguments.output, vars(arguments), figures)
+        write_report(arguments.output, vars(arguments), {"results": rows})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import DraftSignals, Outcome, StepTimes
-from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile
 from draftwise.estimators.records import Records
 from draftwise.outputs import TokenSource
@@ -136,4 +135,4 @@ def random_records(num_chains=600, length=4, seed=0):
 def profile():
     """A complete profile, fitted to :func:`random_records`."""
     provenance = {"target": "a", "draft": "b", "companion": "c"}
-    return fit_profile(random_records(), provenance, estimator_fits(has_companion=True))
+    return fit_profile(random_records(), provenance)

@@ -57,7 +57,7 @@ def test_a_profile_and_its_summary_are_written(command, tmp_path):
     summary = profile.summary
     assert profile.provenance["num_prompts"] == "6"
     assert profile.provenance["temperature"] == "1.0"
-    assert set(profile.parameters) == {"free", "combined", "predictable", "disco", "specdec++"}
+    assert set(profile.parameters) == {"combined", "predictable", "disco", "specdec++"}
     assert f"{summary.num_tokens} drafted tokens in {summary.num_chains} drafts of 6 prompts" in out
     assert f"{summary.mean_acceptance:.3f}" in out
     assert " ".join(f"{p:.2f}" for p in summary.acceptance_by_position) in out
@@ -84,7 +84,7 @@ def test_a_profile_without_a_companion(command, tmp_path):
     assert profile.provenance["companion"] == "none"
     assert profile.provenance["num_prompts"] == "2"
     assert not profile.tables
-    assert set(profile.parameters) == {"free", "disco", "specdec++"}
+    assert set(profile.parameters) == {"disco", "specdec++"}
 
 
 def test_chat_changes_the_prompts(command, tmp_path):

@@ -203,53 +203,6 @@ def test_vocabulary_estimates_do_not_modify_the_distributions():
     assert torch.equal(c, before[1])
 
 
-WEIGHT = st.floats(-3, 3, allow_subnormal=False)
-
-
-@given(
-    st.lists(WEIGHT, min_size=8, max_size=8),
-    st.booleans(),
-    st.floats(0, 7),
-    st.floats(0, 1),
-    st.integers(0, 6),
-    st.floats(0.01, 0.99),
-)
-def test_likely_range_contains_the_likely_tokens(weights, bends, h, history, place, required):
-    """If the likely tokens form two ranges, it is the upper one."""
-    if not bends:
-        weights[2] = 0.0
-    model = SignalModel(Inputs.FREE, np.array(weights))
-    q = np.concatenate([[1e-9, 1e-4], np.geomspace(1.1e-4, 1.0, 400)])
-
-    log_odds = model.log_odds_over_vocabulary(
-        torch.from_numpy(q)[None],
-        torch.tensor([h], dtype=torch.float64),
-        torch.tensor([history], dtype=torch.float64),
-        torch.tensor([place]),
-        None,
-    )[0].numpy()
-    excess = log_odds - np.log(required / (1 - required))
-    least, most = (
-        float(each[0])
-        for each in model.likely_range(*(np.array([v]) for v in (h, history, place, required)))
-    )
-    likely, inside = excess >= 0, (q >= least) & (q <= most)
-    unambiguous = np.abs(excess) > 1e-6
-    assert not (inside & ~likely & unambiguous).any()
-    missing = likely & ~inside & unambiguous
-    # Missing tokens lie below the range, with unlikely tokens between.
-    for index in np.flatnonzero(missing):
-        assert weights[2] > 0
-        assert (~likely[index:]).any()
-        assert (q[inside] > q[index]).all()
-
-
-def test_likely_range_needs_a_model_of_the_drafts_signals():
-    one = np.ones(1)
-    with pytest.raises(ValueError, match=r"through q\(x\) alone"):
-        SignalModel(Inputs.COMBINED).likely_range(one, one, one, 0.5 * one)
-
-
 def test_predictable_models_do_not_depend_on_the_token():
     q = torch.full((1, 4), 0.25)
     with pytest.raises(ValueError, match="token"):
@@ -281,7 +234,6 @@ class TestLearning:
             assert error(model, truth, signals) > 0.1
             follow(model, truth, 1500)
             assert error(model, truth, signals) < 0.03
-            assert model.calibration_error < 0.03
 
     @each_kind
     def test_fitted_weights_change_more_slowly_than_built_in_ones(self, inputs):
@@ -324,14 +276,6 @@ class TestLearning:
         before = model.weights.copy()
         model.observe(random_signals(0), np.zeros(0), np.zeros(0))
         assert np.array_equal(model.weights, before)
-        assert model.calibration_error == 0
-
-    def test_calibration_error_is_the_error_of_the_predictions(self):
-        model = law(Inputs.FREE)
-        signals = random_signals(500)
-        predicted = model.predict(signals)
-        model.observe(signals, np.zeros(500), np.ones(500))
-        assert model.calibration_error == pytest.approx(predicted.mean())
 
     @settings(property_test, max_examples=40)
     @given(
@@ -360,7 +304,6 @@ class TestLearning:
             model.observe(signals, acceptance, weights)
         p = model.predict(signals)
         assert ((p >= 0.01) & (p <= 0.995)).all()
-        assert 0 <= model.calibration_error <= 1
         # The weights did not diverge: ordinary tokens are still learnt.
         follow(model, SignalModel(inputs), 300)
         assert error(model, SignalModel(inputs), random_signals(200)) < 0.1

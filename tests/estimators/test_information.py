@@ -124,11 +124,5 @@ class TestRunningCalibration:
         calibration.observe([0.72, 0.78, 1.0], [1, 0.5, 1])
         assert calibration.error == pytest.approx(0, abs=1e-12)
 
-    def test_older_predictions_are_forgotten(self):
-        calibration = RunningCalibration(half_life=10)
-        calibration.observe([1.0] * 10, [0.0] * 10)
-        calibration.observe([1.0] * 10, [1.0] * 10)
-        assert calibration.error == pytest.approx(1 / 3)
-
     def test_without_observations(self):
         assert RunningCalibration().error == 0

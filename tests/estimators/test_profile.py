@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwise.errors import InvalidParameterError
-from draftwise.estimators.fits import estimator_fits
+from draftwise.estimators.combined import Inputs, SignalModel
 from draftwise.estimators.information import information_gains
 from draftwise.estimators.profile import AcceptanceProfile, fit_profile
 from draftwise.estimators.records import Records
@@ -21,13 +21,9 @@ PROVENANCE = {"target": "aaa", "draft": "bbb", "companion": "ccc", "temperature"
 RECORDS = smooth_records(3000, chain_length=3)
 
 
-def mean_signals(records):
-    return {"means": torch.tensor([records.overlap.mean(), records.agreement.mean()])}
-
-
 @pytest.fixture(scope="module")
 def profile():
-    return fit_profile(RECORDS, PROVENANCE, {"specdec++": mean_signals})
+    return fit_profile(RECORDS, PROVENANCE)
 
 
 @pytest.fixture
@@ -47,8 +43,8 @@ class TestFitting:
     def test_contents(self, profile):
         assert profile.provenance == PROVENANCE
         assert tuple(profile.tables) == BINNINGS
-        expected = mean_signals(RECORDS)["means"]
-        assert torch.equal(profile.parameters["specdec++"]["means"], expected)
+        expected = SignalModel.fit(RECORDS, Inputs.COMBINED).weights
+        assert profile.parameters["combined"]["weights"].numpy() == pytest.approx(expected)
 
     def test_summary(self, profile):
         summary = profile.summary
@@ -70,34 +66,33 @@ class TestFitting:
     def test_without_companion_its_signals_are_left_out(self):
         nothing = np.zeros(len(RECORDS), dtype=np.float32)
         records = replace(RECORDS, overlap=nothing, agreement=nothing)
-        profile = fit_profile(records, PROVENANCE | {"companion": "none"}, {})
+        profile = fit_profile(records, PROVENANCE | {"companion": "none"})
         assert not profile.tables
         assert set(profile.summary.gains) == {"H", "q(x)", "history"}
         assert not profile.summary.calibration_errors
 
     def test_no_records(self):
         with pytest.raises(InvalidParameterError, match="nothing was drafted") as caught:
-            fit_profile(Records.empty(), PROVENANCE, {})
+            fit_profile(Records.empty(), PROVENANCE)
         assert caught.value.field == "profile"
 
     @pytest.mark.parametrize("size", [1, 2, 9])
     def test_few_records(self, size, tmp_path):
-        profile = fit_profile(smooth_records(size), PROVENANCE, estimator_fits(True))
+        profile = fit_profile(smooth_records(size), PROVENANCE)
         profile.save(tmp_path / "profile")
         assert AcceptanceProfile.load(tmp_path / "profile").summary == profile.summary
 
     @pytest.mark.parametrize(
         ("has_companion", "names"),
         [
-            (True, {"disco", "specdec++", "free", "combined", "predictable"}),
-            (False, {"disco", "specdec++", "free"}),
+            (True, {"disco", "specdec++", "combined", "predictable"}),
+            (False, {"disco", "specdec++"}),
         ],
     )
     def test_estimators_that_are_fitted(self, has_companion, names):
-        fits = estimator_fits(has_companion)
-        assert set(fits) == names
-        few = smooth_records(50)
-        tensors = {name: fit(few) for name, fit in fits.items()}
+        companion = "ccc" if has_companion else "none"
+        tensors = fit_profile(smooth_records(50), PROVENANCE | {"companion": companion}).parameters
+        assert set(tensors) == names
         for each in tensors.values():
             assert all(bool(tensor.isfinite().all()) for tensor in each.values())
         assert not torch.equal(tensors["disco"]["bias2"], tensors["specdec++"]["bias2"])
@@ -155,7 +150,7 @@ class TestFile:
         [
             ("tables/5x5/values", lambda t: t * float("nan")),
             ("tables/5x5/values", lambda t: t[1:]),
-            ("parameters/specdec++/means", lambda t: t * float("inf")),
+            ("parameters/combined/weights", lambda t: t * float("inf")),
             ("tables/5x5/unknown/name", None),
             ("something", None),
         ],

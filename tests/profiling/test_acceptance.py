@@ -317,7 +317,7 @@ class TestUse:
 
     @pytest.fixture
     def file(self, collection, tmp_path):
-        fit_profile(collection.records, collection.provenance, {}).save(tmp_path / "profile")
+        fit_profile(collection.records, collection.provenance).save(tmp_path / "profile")
         return str(tmp_path / "profile")
 
     def use(self, models, file, policy, draft=DRAFT, companion=COMPANION, target=TARGET):

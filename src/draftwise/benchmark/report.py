@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ import torch
 import transformers
 
 import draftwise
+from draftwise.benchmark.turns import spread
 from draftwise.kernels.native.library import native_library
 
 # Settings that only name output files.
 _PLACES = ("output", "table")
+# Entries of a cell that its inner cells share.
+_LABELS = ("workload", "temperature", "batch_size", "target", "draft", "companion")
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +44,58 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_report(path: Path, settings: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
-    """Write figures and their provenance as JSON."""
+    """Write figures and their provenance as JSON, and beside them their summary.
+
+    The summary has the suffix ``.jsonl``; see :func:`summary_lines`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = provenance(settings) | dict(figures)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    origin = provenance(settings)
+    path.write_text(json.dumps(origin | dict(figures), indent=2) + "\n", encoding="utf-8")
+    lines = "\n".join(summary_lines(path.stem, origin, figures))
+    path.with_suffix(".jsonl").write_text(lines + "\n", encoding="utf-8")
+
+
+def summary_lines(run: str, origin: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[str]:
+    """A line of JSON on a run, and one for each mapping of its figures that has numbers.
+
+    Numbers have four significant digits. A list of numbers is replaced by its median and quartiles.
+
+    Args:
+        run: name of the run, which all lines have.
+        origin: settings, revision and machine; see :func:`provenance`.
+        figures: figures of the run, as JSON-compatible values.
+    """
+    yield json.dumps({"run": run, **origin}, ensure_ascii=False)
+    for row in _rows(figures, (), {}):
+        yield json.dumps({"run": run, **row}, ensure_ascii=False)
+
+
+def _rows(
+    figures: Mapping[str, Any], cell: tuple[str, ...], labels: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    labels = {**labels, **{name: figures[name] for name in _LABELS if name in figures}}
+    row, inner = {}, []
+    for name, value in figures.items():
+        if name in _LABELS:
+            continue
+        if isinstance(value, Mapping) and value.keys() == {"median", "low", "high"}:
+            row[name] = {each: _short(number) for each, number in value.items()}
+        elif isinstance(value, Mapping):
+            inner.append((name, value))
+        elif not isinstance(value, list | tuple):
+            row[name] = _short(value)
+        elif value and all(isinstance(each, int | float) for each in value):
+            row[name] = {each: _short(number) for each, number in spread(value).items()}
+        else:
+            inner += [(name, each) for each in value if isinstance(each, Mapping)]
+    if any(not isinstance(value, str) for value in row.values()):
+        yield {"cell": "/".join(cell), **labels, **row}
+    for name, value in inner:
+        yield from _rows(value, (*cell, name), labels)
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _revision() -> str:

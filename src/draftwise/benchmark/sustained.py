@@ -34,7 +34,7 @@ _SCRIPTED_STEPS = 30
 _FIRST_STEPS = 20
 # After this many consecutive steps without a full batch, the batch will never be full.
 _MAX_STEPS_NOT_FULL = 2_000
-USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
+USING_A_PROFILE = {"sv", "sv-predictable", "sv-published", "disco", "specdec++"}
 _COUNTED = ("tokens", "steps", "drafted", "verified", "accepted", "scored")
 # Assumed maximum number of accepted tokens of a token tree in one step.
 _LONGEST_PATH = 6

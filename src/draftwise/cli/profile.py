@@ -152,7 +152,6 @@ def _profile(
     rename: Callable[[DraftwiseError], None],
 ) -> None:
     from draftwise.cli.live import progress
-    from draftwise.estimators.fits import estimator_fits
     from draftwise.estimators.profile import fit_profile
     from draftwise.profiling.acceptance import collect
 
@@ -168,9 +167,8 @@ def _profile(
             checkpoint=partial,
             on_step=on_step,
         )
-    fits = estimator_fits(models.companion is not None)
     with console.status("fitting …"):
-        profile = fit_profile(collection.records, collection.provenance, fits)
+        profile = fit_profile(collection.records, collection.provenance)
     profile.save(output)
     partial.unlink(missing_ok=True)
     for error in collection.errors:

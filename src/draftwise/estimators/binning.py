@@ -66,12 +66,6 @@ class Grid:
         """Total number of cells."""
         return sum(self.num_columns)
 
-    @cached_property
-    def lower_edges(self) -> Tensor:
-        """``[rows, columns + 1]`` lower edge of each bin along A; infinite where no bin exists."""
-        none = self.agreement_edges.new_full((self.shape[0], 1), math.inf)
-        return torch.cat([torch.zeros_like(none), self.agreement_edges, none], dim=1)
-
     def rows_of(self, overlap: Tensor) -> Tensor:
         """Row index of each S; any shape."""
         return torch.bucketize(overlap.float().contiguous(), self.overlap_edges, right=True)
@@ -91,7 +85,9 @@ class Grid:
         """S and A at the centre of each cell, ``[rows * columns]`` each."""
         rows, columns = self.shape
         across = np.concatenate([[0.0], self.overlap_edges.cpu().numpy(), [1.0]])
-        along = self.lower_edges.cpu().numpy().clip(max=1.0)
+        along = np.pad(
+            self.agreement_edges.cpu().numpy(), ((0, 0), (1, 1)), constant_values=(0.0, 1.0)
+        ).clip(max=1.0)
         overlap = np.repeat((across[1:] + across[:-1]) / 2, columns)
         agreement = ((along[:, 1:] + along[:, :-1]) / 2).reshape(rows * columns)
         return overlap.astype(np.float32), agreement.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Calibration error of recent probability predictions."""
+"""Calibration error of probability predictions."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ _NUM_BINS = 10
 
 
 class RunningCalibration:
-    """Expected calibration error of a stream of predictions, with exponential forgetting.
+    """Expected calibration error of a stream of predictions.
 
     Predictions are put into ten bins of equal width (Naeini et al. 2015, "Obtaining Well Calibrated
     Probabilities Using Bayesian Binning", section "Evaluation"). The error is the weighted mean
     over bins of the absolute difference between mean prediction and mean outcome.
     """
 
-    def __init__(self, half_life: float = np.inf) -> None:
-        """Start without observations.
-
-        Args:
-            half_life: total weight of later predictions after which a prediction's weight halves.
-        """
-        self._half_life = half_life
+    def __init__(self) -> None:
+        """Start without observations."""
         self._weight = np.zeros(_NUM_BINS)
         self._predicted = np.zeros(_NUM_BINS)
         self._happened = np.zeros(_NUM_BINS)
@@ -40,10 +35,8 @@ class RunningCalibration:
         p = np.asarray(predicted, dtype=np.float64).ravel()
         x = np.asarray(outcome, dtype=np.float64).ravel()
         w = np.ones(len(p)) if weight is None else np.asarray(weight, dtype=np.float64).ravel()
-        kept = 0.5 ** (w.sum() / self._half_life)
         index = np.minimum((p * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
         for total, added in ((self._weight, w), (self._predicted, w * p), (self._happened, w * x)):
-            total *= kept
             total += np.bincount(index, added, minlength=_NUM_BINS)
 
     @property
@@ -53,8 +46,3 @@ class RunningCalibration:
         if whole <= 0:
             return 0.0
         return float(np.abs(self._predicted - self._happened).sum() / whole)
-
-    @property
-    def weight(self) -> float:
-        """Total weight of the observations, after forgetting."""
-        return float(self._weight.sum())

@@ -13,7 +13,6 @@ regularisation towards the initial weights.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.estimators.calibration import RunningCalibration
 from draftwise.estimators.polynomial import (
     LARGEST_ENTROPY,
     LAST_POSITION,
@@ -150,7 +148,6 @@ class SignalModel:
         self.weights = start.copy()
         self._pull = np.eye(len(start)) * 5.0 * strength
         self._precision = self._pull.copy()
-        self._calibration = RunningCalibration(_HALF_LIFE)
 
     @classmethod
     def fit(cls, records: Records, inputs: Inputs) -> SignalModel:
@@ -193,7 +190,6 @@ class SignalModel:
             return
         features = self.formula.features(signals.variables()).T
         predicted = _logistic(features @ self.weights)
-        self._calibration.observe(np.clip(predicted, LOWEST, HIGHEST), acceptance, weights)
         kept = 0.5 ** (float(weights.sum()) / _HALF_LIFE)
         curvature = weights * np.maximum(predicted * (1 - predicted), 0.02)
         self._precision = kept * self._precision + (1 - kept) * self._pull
@@ -236,38 +232,6 @@ class SignalModel:
         a = None if c is None else (c / q.clamp(min=1e-30)).clamp_(max=1.0)
         return self.formula.over_vocabulary(self.weights, variables, log_q, a)
 
-    def likely_range(
-        self, entropy: Floats, history: Floats, position: Floats, required: Floats
-    ) -> tuple[Floats, Floats]:
-        """The range of q(x) in which a token has the required acceptance probability.
-
-        At each position the log-odds are quadratic in log q(x). If two ranges satisfy the
-        condition, the upper one is returned.
-
-        Args:
-            entropy: ``[rows, places]`` H of the positions.
-            history: ``[rows, 1]`` recent mean acceptance of the requests.
-            position: ``[places]`` positions in the draft.
-            required: ``[rows, places]`` required acceptance probability, above 0 and below 1.
-
-        Returns:
-            ``[rows, places]`` smallest and largest q(x). The smallest is infinite where no q(x)
-            satisfies the condition.
-
-        Raises:
-            ValueError: the model's inputs depend on the token through more than q(x).
-        """
-        if self.inputs is not Inputs.FREE:
-            raise ValueError("the model does not depend on the token through q(x) alone")
-        others = variables_of(1.0, entropy, history, position)
-        level, slope, bend = self.formula.by_token_prob(self.weights, others)
-        first, last = _non_negative_range(bend, slope, level - np.log(required / (1 - required)))
-        lowest = math.log(SMALLEST_TOKEN_PROB)  # smaller q(x) are clipped to this
-        none = (first > last) | (last < lowest) | (first > 0)
-        least = np.where(first <= lowest, 0.0, np.exp(np.minimum(first, 0.0)))
-        most = np.where(last >= 0, np.inf, np.exp(np.minimum(last, 0.0)))
-        return np.where(none, np.inf, least), most
-
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the weights as named tensors, for a file."""
         return {"weights": torch.from_numpy(self.weights.copy())}
@@ -281,39 +245,6 @@ class SignalModel:
             ValueError: the number of weights does not match the inputs.
         """
         return cls(inputs, tensors["weights"].numpy().astype(np.float64), strength=40.0)
-
-    @property
-    def calibration_error(self) -> float:
-        """Expected calibration error of the predictions for recent tokens."""
-        return self._calibration.error
-
-    @property
-    def calibration_weight(self) -> float:
-        """Total weight of the tokens in :attr:`calibration_error`, after forgetting."""
-        return self._calibration.weight
-
-
-def _non_negative_range(bend: float, slope: Floats, level: Floats) -> tuple[Floats, Floats]:
-    """The range of l ≤ 0 in which bend·l² + slope·l + level ≥ 0, as its first and last value.
-
-    If there are two ranges, this is the upper one. A range is empty if first > last.
-    """
-    if abs(bend) < 1e-9:
-        # A slope near 0 gives an infinite zero, as 0 does.
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            zero = -level / slope
-        flat = np.where(level >= 0, -np.inf, np.inf)
-        first = np.where(slope > 0, zero, np.where(slope < 0, -np.inf, flat))
-        return first, np.where(slope < 0, zero, np.inf)
-    inside = slope * slope - (4 * bend) * level
-    none = inside < 0
-    root = np.sqrt(np.maximum(inside, 0.0))
-    one, other = (-slope - root) / (2 * bend), (root - slope) / (2 * bend)
-    if bend < 0:
-        return np.where(none, np.inf, other), np.where(none, -np.inf, one)
-    # The range above the upper root. If that root is above l = 0, the range below the lower root.
-    first = np.where(none | (other > 0), -np.inf, other)
-    return first, np.where(none | (other <= 0), np.inf, one)
 
 
 def _logistic(log_odds: Floats) -> Floats:

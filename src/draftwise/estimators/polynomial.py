@@ -1,8 +1,8 @@
 """The polynomial in a token's signals that gives the log-odds of its acceptance.
 
 Every feature is the product of two variables. A :class:`Polynomial` is a table of such pairs. The
-formula is defined by this table only. Predictions, fits, whole vocabularies, ranges of q(x) and the
-native drafting loop all evaluate the same table.
+formula is defined by this table only. Predictions, fits and whole vocabularies evaluate the same
+table.
 """
 
 from __future__ import annotations
@@ -61,23 +61,6 @@ class Polynomial:
         products: Values = variables[self._first] * variables[self._second]
         return products
 
-    def by_token_prob(self, weights: Floats, variables: Floats) -> tuple[Floats, Floats, float]:
-        """The polynomial as a quadratic function of l = log q(x): level + slope·l + bend·l².
-
-        Args:
-            weights: ``[features]`` weights of the polynomial.
-            variables: ``[variables, ...]``; the variable l is not read.
-
-        Returns:
-            The coefficients: level ``[...]``, slope ``[...]``, and bend.
-        """
-        rest, linear, partners, squares = self._parts
-        shape = variables.shape[1:]
-        flat = variables.reshape(len(variables), -1)
-        level = weights[rest] @ (flat[self._first[rest]] * flat[self._second[rest]])
-        slope = weights[linear] @ flat[partners]
-        return level.reshape(shape), slope.reshape(shape), float(weights[squares].sum())
-
     def over_vocabulary(
         self, weights: Floats, variables: Tensor, log_q: Tensor, agreement: Tensor | None
     ) -> Tensor:
@@ -108,20 +91,6 @@ class Polynomial:
             for pair in self.pairs.tolist()
         ]
         return torch.tensor([[float(each == group) for each in of_feature] for group in powers])
-
-    @cached_property
-    def _parts(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """Indices of the features by their power of l.
-
-        Returns:
-            Features without l, features with l once, the other factors of these, and features with
-            l twice.
-        """
-        with_l = self.pairs == Variable.LOG_TOKEN_PROB
-        times = with_l.sum(axis=1)
-        linear = np.flatnonzero(times == 1)
-        partners = np.where(with_l[linear, 0], self.pairs[linear, 1], self.pairs[linear, 0])
-        return np.flatnonzero(times == 0), linear, partners, np.flatnonzero(times == 2)
 
 
 def variables_of(

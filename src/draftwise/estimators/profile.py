@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.errors import InvalidParameterError
+from draftwise.estimators.classifier import SPECDEC_REJECTION_WEIGHT, AcceptanceHead
+from draftwise.estimators.combined import Inputs, SignalModel
 from draftwise.estimators.records import Records
 from draftwise.estimators.summary import ProfileSummary, summarise
 from draftwise.estimators.tables import BINNINGS, AcceptanceTable
-
-Fit = Callable[[Records], Mapping[str, Tensor]]
 
 _KIND = "draftwise acceptance profile"
 _FORMAT = "1"
@@ -145,16 +145,13 @@ class AcceptanceProfile:
         )
 
 
-def fit_profile(
-    records: Records, provenance: Mapping[str, str], extra_fits: Mapping[str, Fit]
-) -> AcceptanceProfile:
+def fit_profile(records: Records, provenance: Mapping[str, str]) -> AcceptanceProfile:
     """Fit all tables and estimators of a profile.
 
     Args:
         records: records of plain speculative decoding.
-        provenance: origin of the records. ``companion`` states whether a companion was used.
-        extra_fits: fit functions of further estimators, by the name under which their parameters
-            are stored (without a slash).
+        provenance: origin of the records. ``companion`` states whether a companion was used;
+            without one, the estimators that use S and A are left out.
 
     Raises:
         InvalidParameterError: there are no records.
@@ -170,6 +167,18 @@ def fit_profile(
             binning: AcceptanceTable.fit(records, binning)
             for binning in (BINNINGS if has_companion else ())
         },
-        {name: dict(fit(records)) for name, fit in extra_fits.items()},
+        _fitted_parameters(records, has_companion),
         summarise(records, has_companion),
     )
+
+
+def _fitted_parameters(records: Records, has_companion: bool) -> dict[str, dict[str, Tensor]]:
+    """Parameters by the name under which policies look them up."""
+    fitted = {
+        "disco": AcceptanceHead.fit(records).to_tensors(),
+        "specdec++": AcceptanceHead.fit(records, SPECDEC_REJECTION_WEIGHT).to_tensors(),
+    }
+    if has_companion:
+        for inputs in (Inputs.COMBINED, Inputs.PREDICTABLE):
+            fitted[inputs.value] = SignalModel.fit(records, inputs).to_tensors()
+    return fitted

@@ -2,8 +2,7 @@
 
 S = Σ min(q, c) and A = min(1, c(x)/q(x)) are binned (Kim et al. 2025, "Speculative Verification"):
 in a grid of 5 × 5, 10 × 10 or 20 × 20 equal bins, or in an adaptive grid. Table values are
-constrained to be non-decreasing in A. The filter "verify the token if P ≥ t" is then equivalent to
-"verify it if A ≥ a", which is one comparison for the whole vocabulary.
+constrained to be non-decreasing in A.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.binning import Grid, adaptive_grid, uniform_grid
-from draftwise.estimators.calibration import RunningCalibration
 from draftwise.estimators.records import Records
 
 Doubles = NDArray[np.float64]
@@ -83,7 +81,6 @@ class AcceptanceTable:
         self._seen = np.zeros(values.numel())
         self._accepted = np.zeros(values.numel())
         self._since_rebuilt = 0.0
-        self._calibration = RunningCalibration(_HALF_LIFE)
 
     @classmethod
     def fit(cls, records: Records, binning: str) -> AcceptanceTable:
@@ -134,28 +131,10 @@ class AcceptanceTable:
         """Number of cells of the grid."""
         return self.grid.num_cells
 
-    @property
-    def calibration_error(self) -> float:
-        """Expected calibration error of the predictions on recent observations."""
-        return self._calibration.error
-
     def predict(self, overlap: Tensor, agreement: Tensor) -> Tensor:
         """P(accept) of each S and A; elementwise, any shape, float32."""
         rows = self.grid.rows_of(overlap)
         return self.values[rows, self.grid.columns_of(rows, agreement)]
-
-    def threshold(self, overlap: Tensor, probability: Tensor) -> Tensor:
-        """Smallest A in [0, 1] with ``predict(S, A) >= probability``; infinite if there is none.
-
-        For every A, ``predict(S, A) >= probability`` if and only if ``A >= threshold``.
-
-        Args:
-            overlap: ``[...]`` S.
-            probability: ``[...]``.
-        """
-        rows = self.grid.rows_of(overlap)
-        enough = self.values[rows] >= probability.unsqueeze(-1)
-        return self.grid.lower_edges[rows, (~enough).sum(dim=-1)]
 
     def observe(
         self,
@@ -174,11 +153,9 @@ class AcceptanceTable:
         """
         rows = self.grid.rows_of(overlap)
         columns = self.grid.columns_of(rows, agreement)
-        predicted = self.values[rows, columns].flatten().cpu().numpy()
         cells = (rows * self.grid.shape[1] + columns).flatten().cpu().numpy()
         happened = acceptance.double().flatten().cpu().numpy()
         counts = np.ones(len(cells)) if weight is None else weight.double().flatten().cpu().numpy()
-        self._calibration.observe(predicted, happened, counts)
         kept = 0.5 ** (counts.sum() / _HALF_LIFE)
         self._seen = kept * self._seen + np.bincount(cells, counts, minlength=len(self._seen))
         self._accepted = kept * self._accepted + np.bincount(

@@ -15,7 +15,6 @@ from draftwise.benchmark.sustained import USING_A_PROFILE, BatchContender, batch
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
-from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import NO_MODEL, fit_profile
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
@@ -274,7 +273,7 @@ class Workbench:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="draftwise-study-")
             path = Path(self._folder.name) / f"{len(self._profiles)}.safetensors"
-            fitted = fit_profile(collection.records, provenance, estimator_fits(scorer is not None))
+            fitted = fit_profile(collection.records, provenance)
             fitted.save(path)
             self._profiles[name] = str(path)
         return self._profiles[name]
