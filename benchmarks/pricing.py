@@ -47,6 +47,7 @@ import torch
 from numpy.typing import NDArray
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.report import write_report
 from draftwise.benchmark.style import COLOURS
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.core.latency import LatencyModel
@@ -628,9 +629,8 @@ def simulate(arguments: argparse.Namespace) -> None:
     if arguments.baseline:
         baseline = json.loads(arguments.baseline.read_text())["results"]
     if arguments.output:
-        settings = {name: str(value) for name, value in vars(arguments).items() if name != "action"}
-        report = {"settings": settings, "results": results}
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+        settings = {name: value for name, value in vars(arguments).items() if name != "action"}
+        write_report(arguments.output, settings, {"results": results})
     show(results, arguments.policies, baseline)
 
 
@@ -638,7 +638,8 @@ def draw(arguments: argparse.Namespace) -> None:
     """Goodput of every cell by scenario, beside the best static length and no speculation."""
     from matplotlib.figure import Figure
 
-    results = json.loads(arguments.results.read_text(encoding="utf-8"))["results"]
+    rows = map(json.loads, arguments.summary.read_text(encoding="utf-8").splitlines())
+    cells = [row for row in rows if row["run"] == arguments.run and "cell" in row]
     panels = {
         "over_best_static": "after 150 steps / best static length",
         "worst_beginning": "worst beginning / no speculation",
@@ -647,7 +648,10 @@ def draw(arguments: argparse.Namespace) -> None:
     for axes, (column, title) in zip(figure.subplots(2, sharex=True), panels.items(), strict=True):
         for shift, (policy, colour) in enumerate(zip(arguments.policies, COLOURS, strict=False)):
             for place, scenario in enumerate(SCENARIOS):
-                own = [r[policy][column] for cell, r in results.items() if scenario in cell.split()]
+                of_scenario = [
+                    row for row in cells if scenario in row["cell"].rpartition("/")[2].split()
+                ]
+                own = [row[policy][column] for row in of_scenario]
                 at = place + 0.22 * (shift - (len(arguments.policies) - 1) / 2)
                 label = policy if place == 0 else None
                 axes.plot([at] * len(own), own, ".", color=colour, alpha=0.5, label=label)
@@ -690,8 +694,9 @@ def main() -> None:
     running.add_argument("--output", type=Path)
     running.set_defaults(action=simulate)
     drawing = actions.add_parser("draw", help="draw the result of a simulation")
-    drawing.add_argument("results", type=Path, help="file of `simulate`")
+    drawing.add_argument("summary", type=Path, help="results/summary.jsonl, or that of a run")
     drawing.add_argument("figure", type=Path, help="file to write")
+    drawing.add_argument("--run", default="price", help="name of the run")
     drawing.add_argument("--policies", nargs="+", default=["fixed 5", "smartspec", "adaptive"])
     drawing.set_defaults(action=draw)
     arguments = parser.parse_args()

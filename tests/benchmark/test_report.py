@@ -12,6 +12,7 @@ FIGURES = {
             "contenders": {
                 "none": {"ratio": {"median": 1.0, "low": 1.0, "high": 1.0}},
                 "adaptive": {"ratio": [1.23456, 1.5, 1.75], "acceptance": 0.612345, "steps": 12345},
+                "fixed": {"ratio": 1.5},
             },
         }
     ],
@@ -20,10 +21,11 @@ FIGURES = {
 
 
 def test_each_cell_has_a_row_with_its_spread():
-    run, none, adaptive = map(json.loads, summary_lines("a", {"revision": "abc"}, FIGURES))
+    run, cell, none, adaptive = map(json.loads, summary_lines("a", {"revision": "abc"}, FIGURES))
     assert run == {"run": "a", "revision": "abc"}
     where = {"run": "a", "workload": "gsm8k", "batch_size": 8}
     one = {"median": 1.0, "low": 1.0, "high": 1.0}
+    assert cell == where | {"cell": "cells/contenders", "fixed": {"ratio": 1.5}}
     assert none == where | {"cell": "cells/contenders/none", "ratio": one}
     assert adaptive == where | {
         "cell": "cells/contenders/adaptive",
@@ -42,4 +44,4 @@ def test_a_report_has_its_summary_beside_it(tmp_path):
     first, *rows = map(json.loads, path.with_suffix(".jsonl").read_text().splitlines())
     assert first["run"] == "some"
     assert first["machine"] == report["machine"]
-    assert len(rows) == 2
+    assert len(rows) == 3

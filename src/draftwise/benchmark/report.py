@@ -21,6 +21,8 @@ from draftwise.kernels.native.library import native_library
 _PLACES = ("output", "table")
 # Entries of a cell that its inner cells share.
 _LABELS = ("workload", "temperature", "batch_size", "target", "draft", "companion")
+# Most numbers of a mapping that is no cell of its own.
+_MOST_PARTS = 6
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def summary_lines(run: str, origin: Mapping[str, Any], figures: Mapping[str, Any
     """A line of JSON on a run, and one for each mapping of its figures that has numbers.
 
     Numbers have four significant digits. A list of numbers is replaced by its median and quartiles.
+    A mapping of a few numbers, such as a spread, is a part of the line of its cell.
 
     Args:
         run: name of the run, which all lines have.
@@ -78,7 +81,7 @@ def _rows(
     for name, value in figures.items():
         if name in _LABELS:
             continue
-        if isinstance(value, Mapping) and value.keys() == {"median", "low", "high"}:
+        if isinstance(value, Mapping) and _is_part_of_its_cell(value):
             row[name] = {each: _short(number) for each, number in value.items()}
         elif isinstance(value, Mapping):
             inner.append((name, value))
@@ -92,6 +95,12 @@ def _rows(
         yield {"cell": "/".join(cell), **labels, **row}
     for name, value in inner:
         yield from _rows(value, (*cell, name), labels)
+
+
+def _is_part_of_its_cell(figures: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a spread or the like, and no cell of its own."""
+    numbers = all(isinstance(value, int | float) for value in figures.values())
+    return 0 < len(figures) <= _MOST_PARTS and numbers
 
 
 def _short(value: Any) -> Any:
