@@ -10,7 +10,6 @@ from draftwise.benchmark.figures import (
     Parameters,
     figures_of_cell,
     flops_per_token,
-    spread,
 )
 from draftwise.benchmark.titles import title_of
 from draftwise.params import SamplingParams
@@ -89,8 +88,3 @@ def test_work_is_two_operations_for_each_parameter_and_token():
     drafted = 2 * (100 * (18 + 12) + 10 * (18 + 16)) / 20
     assert flops_per_token(STEPS, sizes) == pytest.approx(drafted)
     assert flops_per_token(records(), sizes) == 0
-
-
-def test_spread_is_median_and_quartiles():
-    assert spread([4, 1, 2, 3, 5]) == {"median": 3, "low": 2, "high": 4}
-    assert spread([]) == {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwise.benchmark.repetition import repeated_share
+from draftwise.benchmark.figures import repeated_share
 
 
 @pytest.mark.parametrize(

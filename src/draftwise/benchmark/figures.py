@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftwise.benchmark.contest import Cell, Result, num_identical, ratios
 from draftwise.benchmark.recorder import StepRecords
-from draftwise.benchmark.repetition import repeated_share
 from draftwise.benchmark.turns import spread
 from draftwise.core.types import PARTS
+
+# Shorter n-grams recur in ordinary text, above all in code and formulas.
+NGRAM_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -121,3 +123,28 @@ def flops_per_token(records: StepRecords, sizes: Parameters) -> float:
     companion = sizes.companion * (records.num_prompt_tokens + records.num_scored)
     companion *= records.num_scored > 0
     return 2.0 * (target + draft + companion) / records.num_tokens
+
+
+def repeated_share(answers: Iterable[Sequence[int]], num_tokens: int = NGRAM_TOKENS) -> float:
+    """Share of generated tokens that repeat earlier text of the same answer.
+
+    A token counts as repeated if the n-gram that it completes, which is the token and those before
+    it, occurred earlier in its answer. Occurrences may overlap, so that in a run of one token all
+    tokens after the first n-gram are repeated. Tokens of the prompt do not count.
+
+    Args:
+        answers: generated tokens of each answer.
+        num_tokens: length of the n-gram.
+
+    Returns:
+        The number of repeated tokens over that of all tokens; 0 without tokens.
+    """
+    repeated = total = 0
+    for answer in answers:
+        total += len(answer)
+        seen = set()
+        for end in range(num_tokens, len(answer) + 1):
+            ngram = tuple(answer[end - num_tokens : end])
+            repeated += ngram in seen
+            seen.add(ngram)
+    return repeated / total if total else 0.0

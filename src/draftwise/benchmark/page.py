@@ -10,13 +10,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from draftwise.benchmark.figures import NGRAM_TOKENS
 from draftwise.benchmark.plots import (
     acceptance_figure,
     goodput_figure,
     lengths_figure,
     time_figure,
 )
-from draftwise.benchmark.repetition import NGRAM_TOKENS
 from draftwise.benchmark.titles import BASELINE, is_complete, series_of, title_of
 
 
