@@ -54,9 +54,8 @@ class SamplingParams:
         seed: 64-bit seed. The same seed gives the same text, alone or in a batch, unless the
             policy depends on step times or on the batch (``docs/policies.md``). ``None`` draws a
             random seed.
-        logprobs: number of most likely tokens, 0 … 20, whose log-probabilities under the target are
-            reported at each position beside that of the generated token; ``None`` disables
-            log-probabilities.
+        logprobs: report the target's log-probabilities of every generated token and of this many
+            most likely tokens at each position, 0 … 20; ``None`` for no log-probabilities.
         structured_outputs: grammar that the text must match; ``None`` for unconstrained text.
         prompt_logprobs: like ``logprobs``, for each prompt token except the first.
         min_tokens: number of tokens, at most ``max_tokens``, before which the output does not end:

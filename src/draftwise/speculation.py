@@ -12,9 +12,9 @@ from draftwise.core.formats import (
     MODEL_FREE_DRAFTS,
     MTP_METHOD,
     QUANTIZATIONS,
+    VerificationMethod,
     draft_parts,
 )
-from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 from draftwise.values import (
     boolean,
@@ -97,40 +97,38 @@ class SpeculationConfig:
             of a registered proposer that needs no model: ``"suffix"`` and ``"ngram"`` draft from
             the request's own text. ``None`` is ``"suffix"``. A list of ``"suffix"`` and a draft
             model uses both: the policy chooses between them for each request and step.
-        corpus: texts that ``"suffix"`` may continue beside the request's own: files with one JSON
-            object per line or plain text, folders of them, or a corpus that was saved. All requests
-            use them.
+        corpus: texts that suffix drafts may continue, beside the request's own: a file of JSON
+            lines or text, a folder of them, or a corpus that was saved. All requests use them.
         corpus_tokens: maximum number of tokens that are stored for ``"suffix"`` beside the
             requests' own texts. What was continued least recently is dropped first.
-        remember_outputs: whether ``"suffix"`` also continues the outputs of earlier requests with
-            the same ``cache_salt`` and API key.
-        companion: name of the companion model, which scores drafted tokens before the target
-            verifies them: a folder, a hub id, a zoo name, or ``"draft:int8"`` or ``"draft:int4"``
-            for the draft model with quantised weights.
-        policy: name of the policy that decides how many tokens to draft and to verify; ``None`` for
-            ``"sv"`` with a companion and ``"adaptive"`` without one.
+        remember_outputs: suffix drafts may continue earlier outputs of the same API key, and
+            without a server those with the same ``cache_salt``.
+        companion: model that scores drafted tokens before the target verifies them; ``draft:int8``
+            and ``draft:int4`` are the quantised draft. Other names are a folder, a hub id or a zoo
+            name.
+        policy: decides how many tokens to draft and to verify; ``None`` for sv with a companion,
+            adaptive without.
         policy_options: options of the policy.
-        profile: acceptance profile of these models, a file of ``draftwise profile``.
-        latency_profile: latency profile of these models on this machine, a file of ``draftwise
-            profile-latency``. Without one, latencies are measured for a few seconds at load time,
-            if the policy or the guard needs them.
-        num_speculative_tokens: maximum number of tokens drafted per step (γ), 0 … 64. In a token
+        profile: acceptance profile of these models, written by ``draftwise profile``.
+        latency_profile: latency profile of these models on this machine, written by ``draftwise
+            profile-latency``; without it, latencies are measured for a few seconds at load time, if
+            the policy or the guard needs them.
+        num_speculative_tokens: maximum number of tokens drafted per step (γ), 0 to 64. In a token
             tree these are all its nodes, at most 63.
-        tree_width: maximum number of alternatives for each drafted token (1 … 8). With more than 1,
-            drafts are token trees instead of chains: ``"suffix"`` makes them from all matches, and
-            a draft model or a head from its most likely tokens, or at temperatures above 0 from
-            several that are drawn. With both, a continuation is a branch of the model's tree.
+        tree_width: maximum number of alternatives for each drafted token, 1 to 8; with more than 1,
+            drafts are token trees. ``"suffix"`` makes them from all matches, and a draft model or a
+            head from its most likely tokens, or at temperatures above 0 from several that are
+            drawn. With both, a continuation is a branch of the model's tree.
         lenience: factor on the denominator of the acceptance ratio, in (0, 1]. A value below 1
             accepts more tokens, and the output no longer has the target's distribution. A mapping
             such as ``{0: 1.0, 16: 0.8}`` makes it depend on the load: each key is a number of
             waiting requests from which its lenience applies.
-        verification: ``"block"`` for block verification, which accepts more tokens, or ``"token"``
-            for token-by-token verification. Both are lossless. Lenience below 1 always uses
-            ``"token"``.
-        guard: whether drafts are shortened so that they cost at most one step, and one per cent of
-            the time, compared with no speculation, under any policy. The first steps at a batch
-            size then draft nothing, and a seed does not reproduce a text that a draft model drafts
-            for, as draft lengths depend on measured times.
+        verification: ``block`` or ``token``; block verification accepts more, and both are
+            lossless. Lenience below 1 always verifies token by token.
+        guard: shorten drafts so that they cost at most one step, and one per cent of the time,
+            compared with no speculation, under any policy. The first steps at a batch size then
+            draft nothing, and a seed does not reproduce a text that a draft model drafts for, as
+            draft lengths depend on measured times.
         method: kind of head that the draft must be, ``"eagle"`` or ``"eagle3"``, as vLLM names it;
             ``None`` for any draft. Draftwise recognises heads by their files.
 

@@ -13,25 +13,8 @@ from rich.console import Console
 from draftwise.cli.benchmark_files import report_of, write_files, write_results
 from draftwise.cli.benchmark_head import train_head, with_head
 from draftwise.cli.benchmark_tables import show_changes
-from draftwise.cli.common_options import (
-    COMPANION_HELP,
-    MODELS,
-    RUNNING,
-    TARGET_HELP,
-    ChatTemplate,
-    Device,
-    Draft,
-    DraftReplicas,
-    Dtype,
-    Guard,
-    MaxModelLen,
-    Overlap,
-    TopK,
-    TopP,
-    TreeWidth,
-    TrustRemoteCode,
-)
 from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
+from draftwise.cli.fields import Values, takes
 from draftwise.cli.option_values import (
     check_max_tokens,
     make_folder,
@@ -41,8 +24,21 @@ from draftwise.cli.option_values import (
     set_chat_template,
     set_threads,
 )
+from draftwise.cli.options import (
+    ENGINE_OPTIONS,
+    MODELS,
+    RUNNING,
+    SAMPLING_OPTIONS,
+    SPECULATION_OPTIONS,
+    TARGET_HELP,
+    ChatTemplate,
+    Companion,
+    Draft,
+)
 from draftwise.cli.presets import use_preset
 from draftwise.errors import InvalidParameterError
+from draftwise.params import SamplingParams
+from draftwise.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from draftwise.benchmark.contenders import Contender
@@ -50,8 +46,16 @@ if TYPE_CHECKING:
 _WORKLOAD, _TRAINING, _PEERS = "Workload", "A head of the target", "Other engines"
 
 
+@takes(
+    sampling=SAMPLING_OPTIONS.only("top_p", "top_k"),
+    drafting=SPECULATION_OPTIONS.only("num_speculative_tokens", "tree_width", "guard"),
+    engine=ENGINE_OPTIONS.only(
+        *("dtype", "device", "max_model_len", "trust_remote_code", "overlap", "draft_replicas")
+    ),
+)
 def benchmark(
     context: typer.Context,
+    *,
     workload: Annotated[
         list[Path],
         typer.Option(
@@ -153,27 +157,15 @@ def benchmark(
         str,
         typer.Option(help="Separated by commas; 0 for greedy decoding.", rich_help_panel=_WORKLOAD),
     ] = "0",
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
+    sampling: Values,
     seed: Annotated[int | None, typer.Option(help="Seed of the first prompt.")] = 0,
     target: Annotated[
         str | None,
         typer.Option(help=TARGET_HELP, show_default="zoo:target@200m", rich_help_panel=MODELS),
     ] = None,
     draft: Draft = None,
-    companion: Annotated[
-        str | None,
-        typer.Option(
-            help=COMPANION_HELP,
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
-    num_speculative_tokens: Annotated[
-        int,
-        typer.Option(help="Maximum number of tokens drafted per step.", rich_help_panel=_WORKLOAD),
-    ] = 5,
-    tree_width: TreeWidth = 1,
-    guard: Guard = True,
+    companion: Companion = None,
+    drafting: Values,
     train_on: Annotated[
         list[Path] | None,
         typer.Option(
@@ -212,12 +204,7 @@ def benchmark(
     threads: Annotated[
         int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=RUNNING)
     ] = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    trust_remote_code: TrustRemoteCode = False,
-    overlap: Overlap = None,
-    draft_replicas: DraftReplicas = 1,
+    engine: Values,
 ) -> None:
     """Compare the speed of policies and other engines on the same prompts.
 
@@ -230,7 +217,9 @@ def benchmark(
       draftwise benchmark --workload gsm8k.jsonl --peers transformers --compare old/results.json
       draftwise benchmark --preset gemma --workload gsm8k_test.jsonl --train-on gsm8k_train.jsonl
     """
-    settings = {name: value for name, value in locals().items() if name != "context"}
+    settings = {**locals(), **sampling, **drafting, **engine}
+    for name in ("context", "sampling", "drafting", "engine"):
+        del settings[name]
     started = time.strftime("%Y-%m-%d")
     console = Console(highlight=False)
     sizes = _sizes(batch_sizes)
@@ -273,19 +262,16 @@ def benchmark(
         lookup_lengths,
         peer_models,
     )
-    from draftwise.params import SamplingParams
-    from draftwise.speculation import SpeculationConfig
 
     old = None if compare is None else load_report(compare)
     if chat_template is not None and not (chat or multi_turn):
         raise InvalidParameterError("chat_template", "requires --chat or --multi-turn")
     template = read_chat_template(chat_template)
-    sampling = [
+    params = [
         SamplingParams(
             max_tokens=check_max_tokens(max_tokens),
             temperature=each,
-            top_p=top_p,
-            top_k=top_k,
+            **sampling,
             seed=seed,
             ignore_eos=not stop_at_eos,
         )
@@ -297,39 +283,26 @@ def benchmark(
             draft=models.draft,
             companion=models.companion,
             policy="none",
-            num_speculative_tokens=num_speculative_tokens,
-            tree_width=tree_width,
-            guard=guard,
+            **drafting,
             profile=None if profile is None else str(profile),
             latency_profile=None if latency_profile is None else str(latency_profile),
         )
-    lengths = context_lengths(
-        longest_prompt, max_tokens + 2 * num_speculative_tokens, max_model_len
-    )
+    draft_length, max_model_len = drafting["num_speculative_tokens"], engine.pop("max_model_len")
+    lengths = context_lengths(longest_prompt, max_tokens + 2 * draft_length, max_model_len)
     check_names(_names(policies), _names(peers or ""))
     if train_on:
         training: dict[str, Any] = {
             "chat": chat or multi_turn,
             "temperatures": temperature,
             "threads": threads,
-            "dtype": dtype,
-            "device": device,
-            "trust_remote_code": trust_remote_code,
+            **{name: engine[name] for name in ("dtype", "device", "trust_remote_code")},
         }
         train_head(models.target, train_on, train_minutes, output, training)
     with console.status("loading") as status:
         llm, longest = load_target(
             models.target,
             lengths,
-            {
-                "dtype": dtype,
-                "device": device,
-                "max_batch_size": max(sizes),
-                "trust_remote_code": trust_remote_code,
-                "overlap": overlap,
-                "draft_replicas": draft_replicas,
-                "on_status": status.update,
-            },
+            {**engine, "max_batch_size": max(sizes), "on_status": status.update},
         )
         settings |= {
             "target": models.target,
@@ -351,8 +324,8 @@ def benchmark(
         workloads = [load(llm, path, num_prompts, longest) for path in workload]
         contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
-            loaded = peer_models(models, llm, dtype, settings["threads"], max(sizes))
-            looked_up = lookup_lengths(models.draft, _names(policies), num_speculative_tokens)
+            loaded = peer_models(models, llm, engine["dtype"], settings["threads"], max(sizes))
+            looked_up = lookup_lengths(models.draft, _names(policies), draft_length)
             contenders += make_peers(_names(peers), loaded, output / "logs", looked_up)
 
     def report_on(cells: list[dict[str, Any]], is_complete: bool) -> dict[str, Any]:
@@ -362,7 +335,7 @@ def benchmark(
     try:
         cells: list[dict[str, Any]] = []
         for cell in run_cells(
-            console, contenders, workloads, sampling, sizes, rounds, learning_turns, llm, output
+            console, contenders, workloads, params, sizes, rounds, learning_turns, llm, output
         ):
             cells.append(cell)
             # An interrupted run keeps what it has measured.

@@ -86,7 +86,7 @@ def train_head(
         typer.echo(f"using the head in {folder}; delete the folder to train another one", err=True)
         return
     training = CommonOptions(
-        prompts=list(prompts),
+        prompts=tuple(prompts),
         output=folder,
         target=target,
         minutes=minutes,

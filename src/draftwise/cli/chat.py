@@ -10,59 +10,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from draftwise.cli.common_options import (
-    DRAFT_HELP,
-    TARGET_HELP,
-    ChatTemplate,
-    Companion,
-    Device,
-    Dtype,
-    LatencyProfile,
-    MaxModelLen,
-    NumSpeculativeTokens,
-    PolicyName,
-    Profile,
-    SpeculativeConfig,
-    Temperature,
-    TopP,
-    TrustRemoteCode,
-    Verbose,
-)
 from draftwise.cli.defaults import speculation_of
+from draftwise.cli.fields import Values, takes
 from draftwise.cli.flags import name_flags, was_given
 from draftwise.cli.option_values import (
-    check_max_tokens,
     parse_speculative_config,
     read_chat_template,
     set_chat_template,
 )
+from draftwise.cli.options import (
+    LOADING_OPTIONS,
+    SAMPLING_OPTIONS,
+    SPECULATION_OPTIONS,
+    TARGET_HELP,
+    ChatTemplate,
+    OwnDraft,
+    SpeculativeConfig,
+    Verbose,
+)
 from draftwise.cli.quiet import show_logs
 from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftwise.serving.conversation import ChatModel, Message
 
+_SPECULATION = SPECULATION_OPTIONS.without("remember_outputs")
 # Options that a server has of its own.
 _OF_A_LOADED_MODEL = (
-    "draft",
-    "companion",
-    "policy",
-    "num_speculative_tokens",
-    "profile",
-    "latency_profile",
-    "speculative_config",
-    "chat_template",
-    "dtype",
-    "device",
-    "max_model_len",
-    "trust_remote_code",
-    "verbose",
+    *("draft", *_SPECULATION.own, "speculative_config", "chat_template", "verbose"),
+    *LOADING_OPTIONS.own,
 )
 _HELP = "/reset starts a new chat, /quit or ctrl-D exits, ctrl-C stops the answer"
 
 
+@takes(
+    speculation=_SPECULATION,
+    sampling=SAMPLING_OPTIONS.only("max_tokens", "temperature", "top_p").but(
+        max_tokens=512, temperature=0.7
+    ),
+    engine=LOADING_OPTIONS,
+)
 def chat(
     context: typer.Context,
+    *,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -79,24 +70,12 @@ def chat(
         str | None, typer.Option(envvar="DRAFTWISE_API_KEY", help="API key of the server.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(help=DRAFT_HELP, show_default="none"),
-    ] = None,
-    companion: Companion = None,
-    policy: PolicyName = None,
-    num_speculative_tokens: NumSpeculativeTokens = 5,
-    profile: Profile = None,
-    latency_profile: LatencyProfile = None,
+    draft: OwnDraft = None,
+    speculation: Values,
     speculative_config: SpeculativeConfig = None,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 1.0,
+    sampling: Values,
     chat_template: ChatTemplate = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    trust_remote_code: TrustRemoteCode = False,
+    engine: Values,
     verbose: Verbose = False,
 ) -> None:
     """Chat with a loaded model or a server; colours mark how each token was generated.
@@ -115,7 +94,6 @@ def chat(
                 )
     if verbose:
         show_logs()
-    check_max_tokens(max_tokens)
     template = read_chat_template(chat_template)
     try:
         from draftwise.serving.conversation import LocalChatModel, ServerChatModel
@@ -128,39 +106,19 @@ def chat(
     with ExitStack() as later:
         model: ChatModel
         if server is not None:
-            options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
-            model = remote = ServerChatModel(server, api_key, options)
+            model = remote = ServerChatModel(server, api_key, sampling)
             later.callback(remote.close)
         else:
             from draftwise.llm import LLM
-            from draftwise.params import SamplingParams
 
-            speculation = speculation_of(
-                context,
-                draft,
-                {
-                    "companion": companion,
-                    "policy": policy,
-                    "profile": profile,
-                    "latency_profile": latency_profile,
-                    "num_speculative_tokens": num_speculative_tokens,
-                },
-                parse_speculative_config(speculative_config),
+            config = speculation_of(
+                context, draft, speculation, parse_speculative_config(speculative_config)
             )
             with console.status(f"loading {target} …"):
-                llm = LLM(
-                    str(target),
-                    speculation,
-                    dtype,
-                    device,
-                    1,
-                    max_model_len,
-                    trust_remote_code=trust_remote_code,
-                )
+                llm = LLM(str(target), config, max_batch_size=1, **engine)
             later.callback(llm.close)
             set_chat_template(llm, template)
-            params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p)
-            model = LocalChatModel(llm, params)
+            model = LocalChatModel(llm, SamplingParams(**sampling))
         converse(console, model, system, partial(name_flags, context.command))
 
 

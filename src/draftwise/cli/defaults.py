@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from draftwise.cli.flags import flag_of, was_given
 from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import InvalidParameterError
-
-if TYPE_CHECKING:
-    from draftwise.speculation import SpeculationConfig
+from draftwise.speculation import SpeculationConfig
 
 NO_DRAFT = "none"
 _ZOO_PREFIX = "zoo:"
@@ -29,7 +27,7 @@ _DRAFT_OPTIONS = (
     "companion",
     "policy",
     "policies",
-    "policy_option",
+    "policy_options",
     "num_speculative_tokens",
     "tree_width",
     "verification",
@@ -177,8 +175,6 @@ def speculation_of(
             and an option was given that has no effect without one, or an option was given beside
             that of all settings.
     """
-    from draftwise.speculation import SpeculationConfig
-
     if whole is not None:
         others = [name for name in ("draft", *_DRAFT_OPTIONS) if name not in _MODEL_OPTIONS]
         double = [flag_of(context.command, name) for name in others if was_given(context, name)]

@@ -10,20 +10,14 @@ from typer.core import TyperCommand
 
 from draftwise.errors import DraftwiseError
 
-# Parameters that commands set by an option of another name, the more likely option first.
+# Parameters that benchmark and vllm-serve set by an option of another name.
 _OTHER_NAMES = {
-    "max_batch_size": ("batch_size", "batch_sizes"),
-    "policy_options": ("policy_option",),
-    "policy": ("policies",),
-    "prompts": ("workload",),
-    "structured_outputs": ("json_schema",),
-    "texts": ("text",),
-    "num_steps": ("steps",),
-    "num_held_out": ("held_out",),
-    "exit": ("exit_after",),
-    "adapter_rank": ("rank",),
+    "max_batch_size": "batch_sizes",
+    "policy": "policies",
+    "policy_options": "policy_option",
+    "prompts": "workload",
 }
-_KEY_VALUE_OPTION = "policy_option"
+_KEY_VALUE_PARAMETER = "policy_options"
 # The key of Draftwise's settings in vLLM, which begins the fields of their errors.
 _VLLM_KEY = "draftwise."
 # Text in quotes comes from the user, such as the name of a file.
@@ -92,9 +86,8 @@ def _flag_of_field(command: Any, field: str) -> str:
     whole = field.removeprefix(_VLLM_KEY)
     first, *rest = whole.split(".")
     for name in (whole, first, *rest[-1:]):
-        for each in (name, *_OTHER_NAMES.get(name, ())):
-            flag = flag_of(command, each)
-            if flag is not None:
-                # For options with KEY=VALUE, add the key.
-                return " ".join([flag, *rest]) if each == _KEY_VALUE_OPTION else flag
+        flag = flag_of(command, name) or flag_of(command, _OTHER_NAMES.get(name, ""))
+        if flag is not None:
+            # For options with KEY=VALUE, add the key.
+            return " ".join([flag, *rest]) if name == _KEY_VALUE_PARAMETER else flag
     return field

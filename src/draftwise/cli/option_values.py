@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwise.errors import InvalidParameterError
+from draftwise.speculation import SpeculationConfig
+from draftwise.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from draftwise.llm import LLM
-    from draftwise.speculation import SpeculationConfig
 
 
 def parse_policy_options(given: Sequence[str]) -> dict[str, Any]:
@@ -26,9 +27,9 @@ def parse_policy_options(given: Sequence[str]) -> dict[str, Any]:
     for each in given:
         key, equals, value = each.partition("=")
         if not key or not equals:
-            raise InvalidParameterError("policy_option", f"must be KEY=VALUE, got {each!r}")
+            raise InvalidParameterError("policy_options", f"must be KEY=VALUE, got {each!r}")
         if key in options:
-            raise InvalidParameterError("policy_option", f"{key!r} is given twice")
+            raise InvalidParameterError("policy_options", f"{key!r} is given twice")
         try:
             options[key] = json.loads(value)
         except json.JSONDecodeError:
@@ -44,8 +45,6 @@ def parse_speculative_config(text: str | None) -> SpeculationConfig | None:
     """
     if text is None:
         return None
-    from draftwise.speculation import SpeculationConfig
-
     field = "speculative_config"
     values: object = None
     with suppress(ValueError, RecursionError):
@@ -57,6 +56,21 @@ def parse_speculative_config(text: str | None) -> SpeculationConfig | None:
     except InvalidParameterError as error:
         key = error.field.removeprefix("speculation.")
         raise InvalidParameterError(field, f"{key!r}: {error.message}") from error
+
+
+def read_schema(file: Path) -> StructuredOutputs:
+    """Read a JSON schema from a file.
+
+    Raises:
+        InvalidParameterError: the file cannot be read or is not a JSON schema.
+    """
+    try:
+        schema = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidParameterError(
+            "structured_outputs", f"cannot read {str(file)!r} as JSON: {error}"
+        ) from error
+    return StructuredOutputs(json_schema=schema)
 
 
 def parse_lenience(text: str) -> float | dict[int, float]:

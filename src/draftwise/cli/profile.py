@@ -11,37 +11,38 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.common_options import (
+from draftwise.cli.defaults import Zoo, choose_models
+from draftwise.cli.fields import Values, takes
+from draftwise.cli.flags import name_flags
+from draftwise.cli.options import (
     COMPANION_HELP,
+    LOADING_OPTIONS,
     MODELS,
     RUNNING,
-    SAMPLING,
-    Device,
+    SAMPLING_OPTIONS,
     Draft,
-    Dtype,
-    MaxModelLen,
-    MinP,
     Target,
-    Temperature,
-    TopK,
-    TopP,
-    TrustRemoteCode,
 )
-from draftwise.cli.defaults import Zoo, choose_models
-from draftwise.cli.flags import name_flags
 from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftwise.engine.assembly import Models
     from draftwise.estimators.profile import AcceptanceProfile
     from draftwise.llm import LLM
-    from draftwise.params import SamplingParams
     from draftwise.profiling.acceptance import Collection
     from draftwise.prompts import Prompt
 
 
+@takes(
+    sampling=SAMPLING_OPTIONS.without("structured_outputs", "logprobs").but(
+        temperature=1.0, seed=0
+    ),
+    engine=LOADING_OPTIONS,
+)
 def profile(
     context: typer.Context,
+    *,
     prompts: Annotated[
         Path,
         typer.Option(help="JSON lines with prompt, question, turns or text.", metavar="FILE"),
@@ -67,31 +68,12 @@ def profile(
     num_speculative_tokens: Annotated[
         int, typer.Option(help="Number of tokens drafted per step.", min=1, rich_help_panel=MODELS)
     ] = 8,
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            help="Maximum number of tokens generated per prompt.", rich_help_panel=SAMPLING
-        ),
-    ] = 128,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Seed of the first prompt; it increases by 1 for each further prompt.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = 0,
+    sampling: SamplingParams,
     batch_size: Annotated[
         int,
         typer.Option(help="Number of prompts that run at once.", min=1, rich_help_panel=RUNNING),
     ] = 16,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    trust_remote_code: TrustRemoteCode = False,
+    engine: Values,
 ) -> None:
     """Measure how acceptance depends on signals of the draft and the companion.
 
@@ -103,7 +85,6 @@ def profile(
       draftwise profile --prompts prompts.jsonl -o profile.safetensors
       draftwise profile --prompts prompts.jsonl --companion zoo:companion --temperature 0
     """
-    from draftwise.params import SamplingParams
     from draftwise.prompts import load_prompts
     from draftwise.speculation import SpeculationConfig
 
@@ -112,14 +93,6 @@ def profile(
     models = choose_models(Zoo(), target, draft, companion)
     draft_name = models.require_draft_model("a profile is about the acceptance of a draft")
     texts = load_prompts(prompts, num_prompts)
-    sampling = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-    )
     speculation = SpeculationConfig(
         draft=draft_name,
         companion=models.companion,
@@ -128,11 +101,10 @@ def profile(
     )
     console = Console(highlight=False)
     with console.status(f"loading {models.target}, {draft_name} …"):
-        from draftwise.cli.model_loading import load_for_profiling
+        from draftwise.llm import LLM
 
-        llm, loaded = load_for_profiling(
-            models.target, speculation, dtype, device, max_model_len, trust_remote_code
-        )
+        llm = LLM(models.target, None, max_batch_size=1, **engine)
+        loaded = llm.load_models(speculation)
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
     rename = partial(name_flags, context.command)
     _profile(

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from draftwise.cli.common_options import COMPANION_HELP, Draft, MaxModelLen, Target, TrustRemoteCode
 from draftwise.cli.defaults import ChosenModels, Zoo, choose_models
+from draftwise.cli.fields import Values, takes
 from draftwise.cli.option_values import parse_numbers, set_threads
+from draftwise.cli.options import LOADING_OPTIONS, Companion, Draft, Target
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 _NUM_EXTRA_TOKENS = 4
 
 
+@takes(engine=LOADING_OPTIONS)
 def profile_latency(
+    *,
     target: Target = None,
     draft: Draft = None,
-    companion: Annotated[str | None, typer.Option(help=COMPANION_HELP)] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    companion: Companion = None,
     max_batch_size: Annotated[int, typer.Option(help="Largest batch size.")] = 32,
     num_speculative_tokens: Annotated[
         int, typer.Option(help="Maximum number of tokens verified per request and step.")
@@ -53,8 +54,7 @@ def profile_latency(
             "the same time.",
         ),
     ] = False,
-    max_model_len: MaxModelLen = None,
-    trust_remote_code: TrustRemoteCode = False,
+    engine: Values,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Profile to write.", metavar="FILE")
     ] = Path("latency.json"),
@@ -83,7 +83,7 @@ def profile_latency(
     if threads is not None:
         set_threads(threads)
     console = Console(highlight=False)
-    loaded = _load(console, models, dtype, device, max_model_len, trust_remote_code)
+    loaded = _load(console, models, engine)
 
     from draftwise.profiling.latency import measure_profile
 
@@ -111,27 +111,18 @@ def profile_latency(
     console.print(f"written to {output}", soft_wrap=True)
 
 
-def _load(
-    console: Console,
-    models: ChosenModels,
-    dtype: str,
-    device: str,
-    max_model_len: int | None,
-    trust_remote_code: bool,
-) -> Models:
+def _load(console: Console, models: ChosenModels, engine: Values) -> Models:
     with console.status("loading the models …"):
-        from draftwise.cli.model_loading import load_for_profiling
+        from draftwise.engine.assembly import Models
+        from draftwise.llm import LLM
         from draftwise.speculation import SpeculationConfig
 
-        speculation = None
-        if models.draft is not None:
-            speculation = SpeculationConfig(
-                models.draft, companion=models.companion, policy="fixed"
-            )
-        _, loaded = load_for_profiling(
-            models.target, speculation, dtype, device, max_model_len, trust_remote_code
+        llm = LLM(models.target, None, max_batch_size=1, **engine)
+        if models.draft is None:
+            return Models(llm.target)
+        return llm.load_models(
+            SpeculationConfig(models.draft, companion=models.companion, policy="fixed")
         )
-        return loaded
 
 
 def _show(console: Console, profile: LatencyProfile) -> None:

@@ -14,20 +14,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.common_options import (
+from draftwise.cli.defaults import Zoo, choose_models
+from draftwise.cli.fields import Values, takes
+from draftwise.cli.option_values import make_folder, parse_numbers, set_threads
+from draftwise.cli.options import (
     COMPANION_HELP,
+    LOADING_OPTIONS,
     MODELS,
     RUNNING,
+    SAMPLING_OPTIONS,
     TARGET_HELP,
-    Device,
     Draft,
-    Dtype,
-    MaxModelLen,
-    TopP,
-    TrustRemoteCode,
 )
-from draftwise.cli.defaults import Zoo, choose_models
-from draftwise.cli.option_values import make_folder, parse_numbers, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -44,7 +42,9 @@ _ZOO = Zoo(
 )
 
 
+@takes(sampling=SAMPLING_OPTIONS.only("top_p"), engine=LOADING_OPTIONS)
 def study(
+    *,
     names: Annotated[
         list[str],
         typer.Argument(help="Names of studies, or all; list prints the names.", metavar="NAME..."),
@@ -119,7 +119,7 @@ def study(
         float,
         typer.Option(help="Temperature of all models, above 0.", rich_help_panel=_WORKLOAD),
     ] = 1.0,
-    top_p: TopP = 1.0,
+    sampling: Values,
     plain: Annotated[
         bool,
         typer.Option("--plain", help="Do not use the chat template.", rich_help_panel=_WORKLOAD),
@@ -158,10 +158,7 @@ def study(
     threads: Annotated[
         int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=RUNNING)
     ] = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    trust_remote_code: TrustRemoteCode = False,
+    engine: Values,
 ) -> None:
     """Reproduce tables and figures of the papers for your models.
 
@@ -208,7 +205,7 @@ def study(
             long_text=long_text,
             num_speculative_tokens=num_speculative_tokens,
             temperature=temperature,
-            top_p=top_p,
+            **sampling,
             batch_sizes=tuple(parse_numbers("batch_sizes", batch_sizes)),
             contexts=tuple(parse_numbers("contexts", contexts)),
             cost_ratios=tuple(parse_numbers("cost_ratios", cost_ratios)),
@@ -217,10 +214,7 @@ def study(
             warm_up_steps=warm_up_steps,
             chat=not plain,
             seed=seed,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            trust_remote_code=trust_remote_code,
+            **engine,
         )
         names = _possible(console, names, settings, skip=is_all)
         if threads is not None:

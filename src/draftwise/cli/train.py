@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from draftwise.cli.common_options import MODELS, RUNNING
+from draftwise.cli.fields import takes
 from draftwise.cli.flags import FlaggingCommand
-from draftwise.cli.option_groups import takes_group
 from draftwise.cli.option_values import parse_numbers
-from draftwise.cli.train_options import METHOD, CommonOptions
+from draftwise.cli.options import MODELS, RUNNING
+from draftwise.cli.train_options import COMMON_OPTIONS, METHOD, CommonOptions
 from draftwise.errors import InvalidParameterError
 
 train = typer.Typer(
@@ -26,7 +26,7 @@ def _root() -> None:
 
 
 @train.command(cls=FlaggingCommand)
-@takes_group(CommonOptions)
+@takes(common=COMMON_OPTIONS)
 def eagle3(
     common: CommonOptions,
     start_from: Annotated[
@@ -55,9 +55,10 @@ def eagle3(
             rich_help_panel=METHOD,
         ),
     ] = None,
-    steps: Annotated[
+    num_steps: Annotated[
         int,
         typer.Option(
+            "--steps",
             help="Number of tokens that the head drafts in a row during training.",
             rich_help_panel=METHOD,
         ),
@@ -89,14 +90,14 @@ def eagle3(
         "eagle3",
         draft_vocab=8192 if draft_vocab is None else draft_vocab,
         layers=None if layers is None else tuple(parse_numbers("layers", layers)),
-        num_steps=steps,
+        num_steps=num_steps,
         state_gib=state_gib,
         start_from=start_from,
     )
 
 
 @train.command(cls=FlaggingCommand)
-@takes_group(CommonOptions, loss="kl")
+@takes(common=COMMON_OPTIONS.but(loss="kl"))
 def model(
     common: CommonOptions,
     num_layers: Annotated[
@@ -119,7 +120,7 @@ def model(
 
 
 @train.command(cls=FlaggingCommand)
-@takes_group(CommonOptions, loss="kl")
+@takes(common=COMMON_OPTIONS.but(loss="kl"))
 def companion(
     common: CommonOptions,
     draft: Annotated[
@@ -171,10 +172,10 @@ def companion(
 
 
 @train.command(name="exit", cls=FlaggingCommand)
-@takes_group(CommonOptions)
+@takes(common=COMMON_OPTIONS)
 def exit_(
     common: CommonOptions,
-    exit_after: Annotated[
+    exit: Annotated[
         int,
         typer.Option(
             "--exit",
@@ -183,7 +184,9 @@ def exit_(
             rich_help_panel=MODELS,
         ),
     ],
-    rank: Annotated[int, typer.Option(help="Rank of the adapter.", rich_help_panel=MODELS)] = 64,
+    adapter_rank: Annotated[
+        int, typer.Option("--rank", help="Rank of the adapter.", rich_help_panel=MODELS)
+    ] = 64,
 ) -> None:
     """Train the adapter of an early exit: the target's first layers draft.
 
@@ -193,4 +196,4 @@ def exit_(
     Examples:
       draftwise train exit --exit 3 --prompts prompts.jsonl -o exit --minutes 10
     """
-    common.run("exit", exit=exit_after, adapter_rank=rank)
+    common.run("exit", exit=exit, adapter_rank=adapter_rank)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
-from draftwise.cli.common_options import MODELS, RUNNING, Device, Dtype, TrustRemoteCode
+from draftwise.cli.fields import Group, Own
 from draftwise.cli.option_values import make_folder, parse_temperatures, set_threads
+from draftwise.cli.options import MODELS, OPTIONS, RUNNING
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -19,135 +20,60 @@ if TYPE_CHECKING:
 DATA, LENGTH, METHOD = "Data", "Length of the run", "Method"
 _DEFAULT_MINUTES = 60.0
 
-Prompts = Annotated[
-    list[Path],
-    typer.Option(
-        help="JSON lines with prompt, question, turns or text; may be repeated.",
-        metavar="FILE",
-        rich_help_panel=DATA,
-    ),
-]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", metavar="DIR")]
-Target = Annotated[str, typer.Option(help="Folder, hub id or zoo:NAME.", rich_help_panel=MODELS)]
-Text = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Texts to train on beside the answers: JSON lines, text, or a folder; may be "
-        "repeated.",
-        metavar="PATH",
-        rich_help_panel=DATA,
-    ),
-]
-Chat = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--plain",
-        help="Format prompts with the target's chat template.",
-        show_default="chat where the target has a template",
-        rich_help_panel=DATA,
-    ),
-]
-Temperatures = Annotated[
-    str,
-    typer.Option(
-        help="Temperatures that will be served, separated by commas.", rich_help_panel=DATA
-    ),
-]
-MaxTokens = Annotated[
-    int, typer.Option(help="Maximum number of tokens of an answer.", rich_help_panel=DATA)
-]
-Length = Annotated[
-    int,
-    typer.Option(
-        help="Maximum number of tokens of a prompt and its answer together.", rich_help_panel=DATA
-    ),
-]
-HeldOut = Annotated[
-    int,
-    typer.Option(
-        help="Number of prompts kept for evaluation, at most a tenth of them.",
-        rich_help_panel=DATA,
-    ),
-]
-Answers = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the target's answers, kept for later runs.",
-        show_default="the user's cache folder",
-        metavar="DIR",
-        rich_help_panel=DATA,
-    ),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(
-        help="Time for answers and training together.",
-        show_default="60 without --tokens",
-        rich_help_panel=LENGTH,
-    ),
-]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        help="Training tokens, repetitions included, instead of --minutes.", rich_help_panel=LENGTH
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Go on with the unfinished run of the output folder. All other options must be "
-        "repeated.",
-        rich_help_panel=LENGTH,
-    ),
-]
-LossName = Annotated[
-    str,
-    typer.Option(help="cross-entropy, kl, total-variation or mixed.", rich_help_panel=METHOD),
-]
-LearningRate = Annotated[float, typer.Option(help="Peak learning rate.", rich_help_panel=METHOD)]
-BatchTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens per optimiser step.",
-        show_default="512, 1024 or 2048 by the length of the run",
-        rich_help_panel=METHOD,
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of CPU threads.", show_default="PyTorch's default", rich_help_panel=RUNNING
-    ),
-]
-
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """Options of all commands of ``draftwise train``; see :func:`takes_group`."""
+    """Options of all commands of ``draftwise train``.
 
-    prompts: Prompts
-    output: Output
-    target: Target = "zoo:target"
-    text: Text = None
-    chat: Chat = None
-    temperatures: Temperatures = "0,1"
-    max_tokens: MaxTokens = 256
-    length: Length = 512
-    held_out: HeldOut = 32
-    answers: Answers = None
-    minutes: Minutes = None
-    tokens: Tokens = None
-    resume: Resume = False
-    loss: LossName = "mixed"
-    learning_rate: LearningRate = 3e-3
-    batch_tokens: BatchTokens = None
-    seed: Seed = 0
-    threads: Threads = None
-    dtype: Dtype = "auto"
-    device: Device = "auto"
-    trust_remote_code: TrustRemoteCode = False
+    Attributes:
+        prompts: JSON lines with prompt, question, turns or text.
+        output: folder to write.
+        target: folder, hub id or zoo:NAME.
+        texts: texts to train on beside the answers: JSON lines, text, or a folder.
+        chat: format prompts with the target's chat template; ``None`` for chat where the target has
+            a template.
+        temperatures: temperatures that will be served, separated by commas.
+        max_tokens: maximum number of tokens of an answer.
+        length: maximum number of tokens of a prompt and its answer together.
+        num_held_out: number of prompts kept for evaluation, at most a tenth of them.
+        answers: folder of the target's answers, kept for later runs; ``None`` for the user's cache
+            folder.
+        minutes: time for answers and training together; ``None`` for 60 without --tokens.
+        tokens: training tokens, repetitions included, instead of --minutes.
+        resume: go on with the unfinished run of the output folder. All other options must be
+            repeated.
+        loss: ``cross-entropy``, ``kl``, ``total-variation`` or ``mixed``.
+        learning_rate: peak learning rate.
+        batch_tokens: tokens per optimiser step; ``None`` for 512, 1024 or 2048 by the length of the
+            run.
+        seed: seed of all random numbers.
+        threads: number of CPU threads; ``None`` for PyTorch's default.
+        dtype: ``auto``, ``bfloat16``, ``float16`` or ``float32``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        trust_remote_code: allow models to run code from their repositories.
+    """
+
+    prompts: tuple[Path, ...]
+    output: Path
+    target: str = "zoo:target"
+    texts: tuple[Path, ...] = ()
+    chat: bool | None = None
+    temperatures: str = "0,1"
+    max_tokens: int = 256
+    length: int = 512
+    num_held_out: int = 32
+    answers: Path | None = None
+    minutes: float | None = None
+    tokens: int | None = None
+    resume: bool = False
+    loss: str = "mixed"
+    learning_rate: float = 3e-3
+    batch_tokens: int | None = None
+    seed: int = 0
+    threads: int | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
 
     def settings(self, kind: str, **own: Any) -> TrainingSettings:
         """Settings of a run.
@@ -163,8 +89,7 @@ class CommonOptions:
 
         if self.minutes is not None and self.tokens is not None:
             raise InvalidParameterError("minutes", "give either --minutes or --tokens")
-        texts = self.text or []
-        for name, paths in (("prompts", self.prompts), ("text", texts)):
+        for name, paths in (("prompts", self.prompts), ("texts", self.texts)):
             for path in paths:
                 if not path.exists():
                     raise InvalidParameterError(name, f"there is no file {str(path)!r}")
@@ -173,14 +98,14 @@ class CommonOptions:
             kind=kind,
             target=self.target,
             prompts=tuple(str(path.absolute()) for path in self.prompts),
-            texts=tuple(str(path.absolute()) for path in texts),
+            texts=tuple(str(path.absolute()) for path in self.texts),
             chat=self.chat,
             minutes=default if self.minutes is None else self.minutes,
             tokens=self.tokens,
             temperatures=tuple(parse_temperatures("temperatures", self.temperatures)),
             max_tokens=self.max_tokens,
             length=self.length,
-            num_held_out=self.held_out,
+            num_held_out=self.num_held_out,
             loss=self.loss,
             learning_rate=self.learning_rate,
             batch_tokens=self.batch_tokens,
@@ -236,3 +161,35 @@ class CommonOptions:
                 raise typer.Exit(EXIT_STATUS) from None
         curve.end(values)
         console.print(f"written to {self.output}", soft_wrap=True)
+
+
+COMMON_OPTIONS = Group(
+    CommonOptions,
+    DATA,
+    {
+        "prompts": Own(kind=list[Path], metavar="FILE"),
+        "output": Own(flag="--output,-o", metavar="DIR", panel=OPTIONS),
+        "target": Own(panel=MODELS),
+        "texts": Own(flag="--text", kind=list[Path], metavar="PATH"),
+        "chat": Own(flag="--chat/--plain"),
+        "temperatures": Own(),
+        "max_tokens": Own(),
+        "length": Own(),
+        "num_held_out": Own(flag="--held-out"),
+        "answers": Own(metavar="DIR"),
+        "minutes": Own(panel=LENGTH),
+        "tokens": Own(panel=LENGTH),
+        "resume": Own(
+            "Go on with the unfinished run of the output folder. All other options must be "
+            "repeated.",
+            panel=LENGTH,
+        ),
+        "loss": Own(panel=METHOD),
+        "learning_rate": Own(panel=METHOD),
+        "batch_tokens": Own(panel=METHOD),
+        "seed": Own(panel=OPTIONS),
+        **{
+            name: Own(panel=RUNNING) for name in ("threads", "dtype", "device", "trust_remote_code")
+        },
+    },
+)

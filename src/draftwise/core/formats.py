@@ -1,5 +1,9 @@
 """Names that a user can give beside those of models."""
 
+from typing import Literal
+
+VerificationMethod = Literal["block", "token"]
+
 # Integer weights of 8 or 4 bits. A user appends the format to a model name.
 QUANTIZATIONS = ("int8", "int4")
 

@@ -27,17 +27,17 @@ without padding.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.core.formats import VerificationMethod
+
 # Block size of the two-level inverse-CDF sampling: about the square root of a large vocabulary.
 _BLOCK = 256
 _LARGEST_UNIFORM = 1.0 - 2.0**-53
-
-VerificationMethod = Literal["block", "token"]
 
 
 class Accepted(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftwise.core.formats import VerificationMethod
 from draftwise.core.rejection import (
     Accepted,
-    VerificationMethod,
     accept,
     accept_greedy,
     packed_rows,

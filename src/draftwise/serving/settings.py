@@ -21,8 +21,8 @@ class EngineSettings:
     Attributes:
         target: a folder, a hub id or a zoo name.
         speculation: speculation settings; ``None`` for target-only decoding.
-        dtype: data type of the weights.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        dtype: ``auto``, ``bfloat16``, ``float16`` or ``float32``.
+        device: ``auto``, ``cpu`` or ``cuda``.
         max_batch_size: maximum number of requests that run at once.
         max_model_len: maximum number of tokens of a prompt and its output together; ``None`` for
             the context length of the target.
@@ -30,8 +30,8 @@ class EngineSettings:
         cache_gib: size of the KV cache in GiB; ``None`` for half of the free memory.
         trust_remote_code: allow models to run code from their repositories.
         overlap: draft for one half of the batch while the target verifies the other half; ``None``
-            decides by the latency profile.
-        draft_replicas: number of processes that draft.
+            for what the latency profile says.
+        draft_replicas: number of processes that draft, each for its share of the batch.
         num_threads: number of CPU threads; ``None`` for PyTorch's default.
         enable_prefix_caching: keep the keys and values of texts for requests that begin with the
             same tokens.
@@ -58,8 +58,8 @@ class ServerSettings:
 
     Attributes:
         served_model_name: name of the model in the API; ``None`` for the target's name.
-        api_keys: accepted API keys for the paths under ``/v1`` and for tokenization; empty to
-            accept requests without a key.
+        api_keys: require this API key of clients, for the paths under ``/v1`` and for tokenization.
+            Without keys, requests without a key are accepted.
         max_queue: maximum number of waiting requests; further requests are rejected with 429.
         max_body_bytes: maximum size of a request body.
         max_prompt_tokens: maximum number of prompt tokens; ``None`` for the context length.
@@ -67,10 +67,10 @@ class ServerSettings:
         request_timeout: maximum seconds from the arrival of a request to its last token.
         drain_timeout: seconds for running requests to finish when the server shuts down.
         chat_template: Jinja source of the chat template; ``None`` for the tokenizer's template.
-        tool_call_parser: format of tool calls with ``tool_choice: auto``, ``"hermes"`` or
-            ``"llama3_json"``; ``None`` detects it from the chat template.
-        allowed_origins: origins from which browsers may send cross-origin requests; ``"*"`` for
-            all.
+        tool_call_parser: format of the model's tool calls, ``hermes`` or ``llama3_json``; ``None``
+            for the one detected from the chat template. It is used with ``tool_choice: auto``.
+        allowed_origins: allow cross-origin requests of browsers from this origin, such as
+            ``https://example.org``, or ``*`` for all.
         step_timeout: seconds after which an unresponsive engine is restarted.
 
     Raises:
@@ -107,7 +107,7 @@ class ServerSettings:
                     name, f"must be a positive number of seconds, got {value!r}"
                 )
         if not all(self.api_keys):
-            raise InvalidParameterError("api_key", "is empty")
+            raise InvalidParameterError("api_keys", "is empty")
         if self.tool_call_parser not in (None, *PARSERS):
             raise InvalidParameterError(
                 "tool_call_parser",
