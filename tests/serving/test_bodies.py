@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from draftwise.params import SamplingParams
 from draftwise.serving import openapi
+from draftwise.serving.http_errors import explain
 from draftwise.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, SpeculationChange
-from draftwise.serving.validation_errors import explain
 
 CHAT = [{"role": "user", "content": "Hello"}]
 # A list of this length must not slow down the detection of an error.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draftwise.serving import liveness as module
-from draftwise.serving.liveness import Liveness
+from draftwise.serving import health as module
+from draftwise.serving.health import Liveness
 
 from .clock import Clock
 

@@ -13,9 +13,9 @@ from draftwise.checkpoints.source import locate
 from draftwise.llm import LLM
 from draftwise.outputs import TokenLogprobs, TokenSource
 from draftwise.params import SamplingParams
-from draftwise.serving.completion_answers import CompletionFormat, Echo
+from draftwise.serving.answers import CompletionFormat, Echo
 from draftwise.serving.messages import Piece
-from draftwise.serving.token_texts import TokenTexts
+from draftwise.serving.tokenizing import TokenTexts
 from draftwise.structured_outputs import StructuredOutputs
 
 from .conftest import ZOO

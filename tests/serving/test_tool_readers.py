@@ -8,17 +8,15 @@ import jsonschema_rs
 import pytest
 from hypothesis import strategies as st
 
-from draftwise.serving.tools.answer import ToolAnswer
+from draftwise.serving.tools.calls import Arguments, Call, Text
 from draftwise.serving.tools.constrained import (
     CallListReader,
     NamedCallReader,
     arguments_schema,
     calls_schema,
 )
-from draftwise.serving.tools.detection import PARSERS, detect_parser
-from draftwise.serving.tools.events import Arguments, Call, Text
-from draftwise.serving.tools.hermes import HermesReader
-from draftwise.serving.tools.llama3_json import Llama3JsonReader
+from draftwise.serving.tools.tagged import PARSERS, HermesReader, Llama3JsonReader, detect_parser
+from draftwise.serving.tools.tooling import ToolAnswer
 
 NAMES = ["add", "get_weather"]
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "}</tool>"}}'

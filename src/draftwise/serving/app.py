@@ -19,11 +19,8 @@ from starlette.middleware.cors import CORSMiddleware
 import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.serving import openapi
-from draftwise.serving.answers import AnswerFormat
-from draftwise.serving.authorization import authorize
-from draftwise.serving.bodies import CLIENT_CLOSED, JsonRoute
-from draftwise.serving.chat_answers import ChatFormat
-from draftwise.serving.completion_answers import CompletionFormat, Echo
+from draftwise.serving.answers import AnswerFormat, ChatFormat, CompletionFormat, Echo
+from draftwise.serving.bodies import CLIENT_CLOSED, JsonRoute, authorize
 from draftwise.serving.errors import grammar_errors_named
 from draftwise.serving.generation import Generation
 from draftwise.serving.http_errors import (

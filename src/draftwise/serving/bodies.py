@@ -1,18 +1,19 @@
-"""Parsing of request bodies, which must be uncompressed JSON of limited nesting."""
+"""API keys and bodies of requests, which must be uncompressed JSON of limited nesting."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from fastapi.security.utils import get_authorization_scheme_param
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from draftwise.errors import InvalidParameterError
-from draftwise.serving.authorization import authorize
-from draftwise.serving.errors import UnsupportedMediaTypeError
+from draftwise.serving.errors import UnauthorizedError, UnsupportedMediaTypeError
 
 # The client does not receive this status; it appears in the access log.
 CLIENT_CLOSED = 499
@@ -54,6 +55,23 @@ class JsonRoute(APIRoute):
             return await handle(parsed)
 
         return parse_and_handle
+
+
+def authorize(request: Request) -> None:
+    """Check the API key of a request, if the server has keys, and note which one it is.
+
+    Raises:
+        UnauthorizedError: the key is missing or unknown.
+    """
+    keys = request.app.state.service.settings.api_keys
+    scheme, token = get_authorization_scheme_param(request.headers.get("Authorization"))
+    if scheme.lower() != "bearer":
+        token = ""
+    # Compare with all keys in constant time, so that timing reveals nothing about them.
+    matches = [hmac.compare_digest(token.encode(), key.encode()) for key in keys]
+    if keys and not any(matches):
+        raise UnauthorizedError("api_key", "missing or invalid: send Authorization: Bearer KEY")
+    request.state.client = str(matches.index(True)) if keys else ""
 
 
 def _check_headers(request: Request) -> None:

@@ -13,12 +13,11 @@ from draftwise.errors import DraftwiseError
 from draftwise.outputs import FinishReason, SpeculationStats
 from draftwise.params import SamplingParams
 from draftwise.serving.admission import Admission
-from draftwise.serving.client import EngineClient
+from draftwise.serving.client import EngineClient, RequestUpdate, ServedRequest
 from draftwise.serving.deadline import Deadline
 from draftwise.serving.errors import grammar_errors_named
 from draftwise.serving.messages import Piece
-from draftwise.serving.metrics import RequestMetrics
-from draftwise.serving.requests import RequestUpdate, ServedRequest
+from draftwise.serving.metrics import Metrics
 from draftwise.serving.tracing import Tracing, record_stats
 from draftwise.speculation import RequestSpeculation
 
@@ -74,7 +73,7 @@ class Generation:
         self,
         client: EngineClient,
         admission: Admission,
-        metrics: RequestMetrics,
+        metrics: Metrics,
         specs: Sequence[AnswerSpec],
         speculation: RequestSpeculation,
         deadline: Deadline,

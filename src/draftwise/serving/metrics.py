@@ -47,18 +47,18 @@ _GAUGES = {
 }
 
 
-class RequestMetrics:
-    """Metrics of requests."""
+class Metrics:
+    """All metrics of a server."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Register the metrics.
-
-        Args:
-            registry: registry of one server.
-        """
+    def __init__(self) -> None:
+        """Register the metrics in a new registry."""
+        self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=registry)
+            return Histogram(name, text, buckets=buckets, registry=self._registry)
+
+        def labelled(name: str, text: str, label: str) -> Counter:
+            return Counter(name, text, [label], registry=self._registry)
 
         self._first = histogram(
             "vllm:time_to_first_token_seconds",
@@ -75,17 +75,45 @@ class RequestMetrics:
             "Seconds from the arrival of a request to its end.",
             _ANSWER_SECONDS,
         )
-        self._ended = Counter(
+        self._ended = labelled(
             "vllm:request_success",
             "Number of requests that ended, by finish reason.",
-            ["finished_reason"],
-            registry=registry,
+            "finished_reason",
         )
-        self._refused = Counter(
-            "draftwise:refused_requests",
-            "Number of rejected requests, by reason.",
-            ["reason"],
-            registry=registry,
+        self._refused = labelled(
+            "draftwise:refused_requests", "Number of rejected requests, by reason.", "reason"
+        )
+        self._counters = {
+            name: Counter(name, text, registry=self._registry) for name, text in _COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(name, text, registry=self._registry) for name, text in _GAUGES.items()
+        }
+        self._by_part = labelled(
+            "draftwise:step_seconds_by_part",
+            "Seconds spent in steps, by phase of the step.",
+            "part",
+        )
+        self._by_position = labelled(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Number of drafted tokens accepted by the target, by position in the draft.",
+            "position",
+        )
+        self._verified_by_position = labelled(
+            "draftwise:verified_tokens_per_pos",
+            "Number of drafted tokens verified by the target, by position in the draft.",
+            "position",
+        )
+        self._step = histogram(
+            "draftwise:step_seconds", "Seconds per step of the engine.", _STEP_SECONDS
+        )
+        self._length = histogram(
+            "draftwise:tokens_per_request_step",
+            "Generated tokens per request in a step, averaged over the batch.",
+            _TOKENS_PER_STEP,
+        )
+        self._restarts = Counter(
+            "draftwise:engine_restarts", "Number of lost engines.", registry=self._registry
         )
 
     def first_token(self, seconds: float) -> None:
@@ -106,58 +134,6 @@ class RequestMetrics:
     def refused(self, reason: str) -> None:
         """Count a rejected request."""
         self._refused.labels(reason=reason).inc()
-
-
-class Metrics:
-    """All metrics of a server.
-
-    Attributes:
-        requests: metrics of requests.
-    """
-
-    def __init__(self) -> None:
-        """Register the metrics in a new registry."""
-        self._registry = CollectorRegistry()
-        self.requests = RequestMetrics(self._registry)
-        self._counters = {
-            name: Counter(name, text, registry=self._registry) for name, text in _COUNTERS.items()
-        }
-        self._gauges = {
-            name: Gauge(name, text, registry=self._registry) for name, text in _GAUGES.items()
-        }
-        self._by_part = Counter(
-            "draftwise:step_seconds_by_part",
-            "Seconds spent in steps, by phase of the step.",
-            ["part"],
-            registry=self._registry,
-        )
-        self._by_position = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Number of drafted tokens accepted by the target, by position in the draft.",
-            ["position"],
-            registry=self._registry,
-        )
-        self._verified_by_position = Counter(
-            "draftwise:verified_tokens_per_pos",
-            "Number of drafted tokens verified by the target, by position in the draft.",
-            ["position"],
-            registry=self._registry,
-        )
-        self._step = Histogram(
-            "draftwise:step_seconds",
-            "Seconds per step of the engine.",
-            buckets=_STEP_SECONDS,
-            registry=self._registry,
-        )
-        self._length = Histogram(
-            "draftwise:tokens_per_request_step",
-            "Generated tokens per request in a step, averaged over the batch.",
-            buckets=_TOKENS_PER_STEP,
-            registry=self._registry,
-        )
-        self._restarts = Counter(
-            "draftwise:engine_restarts", "Number of lost engines.", registry=self._registry
-        )
 
     def engine_is_up(self, is_up: bool) -> None:
         """Record whether the engine responds."""

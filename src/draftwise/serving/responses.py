@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwise.errors import DraftwiseError
-from draftwise.serving.answers import AccumulatedAnswer, AnswerFormat, Json, usage
+from draftwise.serving.answers import AnswerFormat, Json, joined, usage
 from draftwise.serving.generation import Generation
 from draftwise.serving.http_errors import error_body, error_response
+from draftwise.serving.messages import Piece
 from draftwise.serving.schemas import StreamOptions
 
 _DONE = b"data: [DONE]\n\n"
@@ -62,11 +63,11 @@ async def whole_answer(generation: Generation, answer_format: AnswerFormat) -> J
     Raises:
         DraftwiseError: an answer failed.
     """
-    answers = [AccumulatedAnswer() for _ in generation.specs]
+    pieces: list[list[Piece]] = [[] for _ in generation.specs]
     async with generation:
         async for number, piece in generation.pieces():
-            answers[number].add(piece)
-    return answer_format.whole(answers, usage(generation))
+            pieces[number].append(piece)
+    return answer_format.whole([joined(each) for each in pieces], usage(generation))
 
 
 class EventStream(Response):

@@ -21,11 +21,10 @@ from draftwise.serving.metrics import Metrics
 from draftwise.serving.schemas import ChatBody, CompletionBody, Sampling
 from draftwise.serving.settings import EngineSettings, ServerSettings
 from draftwise.serving.statistics import Statistics
-from draftwise.serving.token_texts import TokenTexts
-from draftwise.serving.tokenizing import TokenizerThread
-from draftwise.serving.tools.detection import detect_parser
+from draftwise.serving.tokenizing import TokenizerThread, TokenTexts
+from draftwise.serving.tools.tagged import detect_parser
 from draftwise.serving.tools.tooling import Tooling
-from draftwise.serving.tracing import NoTracing, Tracing
+from draftwise.serving.tracing import Tracing
 from draftwise.structured_outputs import StructuredOutputs
 
 # A prompt of maximum length leaves room for this many generated tokens.
@@ -59,14 +58,14 @@ class Service:
     ) -> None:
         """Create the service; the models are not loaded yet."""
         self.settings = settings or ServerSettings()
-        self._tracing = tracing or NoTracing()
+        self._tracing = tracing or Tracing()
         self.metrics = Metrics()
         self.statistics = Statistics()
         self.client = EngineClient(engine, self._observe, self.metrics, self.settings.step_timeout)
         self._admission = Admission(
             engine.max_batch_size,
             self.settings.max_queue,
-            partial(self.metrics.requests.refused, "queue"),
+            partial(self.metrics.refused, "queue"),
         )
         self._tokenizing = TokenizerThread()
 
@@ -283,7 +282,7 @@ class Service:
         return Generation(
             self.client,
             self._admission,
-            self.metrics.requests,
+            self.metrics,
             specs,
             body.own_speculation(),
             deadline,

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from draftwise.errors import InvalidParameterError
-from draftwise.serving.tools.detection import PARSERS
+from draftwise.serving.tools.tagged import PARSERS
 from draftwise.speculation import SpeculationConfig
 
 _MEBIBYTE = 1 << 20

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from draftwise.errors import DraftwiseError
 from draftwise.serving.errors import EngineLostError, EngineUnavailableError
-from draftwise.serving.health import Health, HealthStatus
+from draftwise.serving.health import PING_SECONDS, Health, HealthStatus, Liveness
 from draftwise.serving.link import EngineLink, serialize
-from draftwise.serving.liveness import PING_SECONDS, Liveness
 from draftwise.serving.messages import EngineOutputs, Failed, Ping, Ready, Report
 from draftwise.serving.metrics import Metrics
 from draftwise.serving.settings import EngineSettings

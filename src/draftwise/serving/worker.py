@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from multiprocessing.connection import Connection, wait
 from typing import Any, TextIO
 
@@ -65,24 +66,13 @@ def load(settings: EngineSettings) -> LLM:
     Raises:
         DraftwiseError: a model cannot be loaded, or a setting is invalid.
     """
-    if settings.num_threads is not None:
+    arguments = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    num_threads = arguments.pop("num_threads")
+    if num_threads is not None:
         import torch
 
-        torch.set_num_threads(settings.num_threads)
-    return LLM(
-        settings.target,
-        settings.speculation,
-        settings.dtype,
-        settings.device,
-        settings.max_batch_size,
-        settings.max_model_len,
-        max_chunk_tokens=settings.max_chunk_tokens,
-        cache_gib=settings.cache_gib,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        trust_remote_code=settings.trust_remote_code,
-        overlap=settings.overlap,
-        draft_replicas=settings.draft_replicas,
-    )
+        torch.set_num_threads(num_threads)
+    return LLM(**arguments)
 
 
 @contextmanager

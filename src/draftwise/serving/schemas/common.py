@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
@@ -70,10 +71,7 @@ class StructuredOutputsBody(Body):
         Raises:
             InvalidParameterError: no field or several fields are set, or a value is invalid.
         """
-        choice = None if self.choice is None else tuple(self.choice)
-        return StructuredOutputs(
-            self.json_schema, self.json_object, self.regex, choice, self.grammar
-        )
+        return StructuredOutputs(**self.model_dump())
 
 
 def _stop(value: Any) -> list[str]:
@@ -220,23 +218,20 @@ class Sampling(Body):
         Raises:
             InvalidParameterError: a value is out of range.
         """
+        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        values["cache_salt"] = f"{client}\0{self.cache_salt}" if client else self.cache_salt
+        if self.seed is not None:
+            # Clients may send negative seeds, which wrap around to 64 bits.
+            values["seed"] = (self.seed + number) % (1 << 64)
         return SamplingParams(
+            **values,
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(0, self.top_k),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            stop=tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            min_tokens=self.min_tokens,
-            cache_salt=f"{client}\0{self.cache_salt}" if client else self.cache_salt,
             logprobs=self.num_logprobs(),
             prompt_logprobs=self.num_prompt_logprobs(),
-            # Clients may send negative seeds, which wrap around to 64 bits.
-            seed=None if self.seed is None else (self.seed + number) % (1 << 64),
         )
+
+
+# Sampling parameters that both kinds of bodies have, except the grammar.
+_SAMPLING_FIELDS = {item.name for item in fields(SamplingParams)} & set(Sampling.model_fields) - {
+    "structured_outputs"
+}

@@ -9,8 +9,14 @@ from pydantic import Field, PlainValidator
 from draftwise.chat_templates import ChatTemplateParams
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.schemas.body import Body, TokenId, quoted, wrong
-from draftwise.serving.schemas.chat import MAX_MESSAGES, Message
-from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolChoice, offered_tools
+from draftwise.serving.schemas.chat import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Message,
+    Tool,
+    ToolChoice,
+    offered_tools,
+)
 
 
 class TokenizeBody(Body):

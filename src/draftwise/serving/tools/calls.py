@@ -1,18 +1,54 @@
-"""Recognition of calls: JSON objects with the name of a function and its arguments."""
+"""Calls in a text, which are JSON objects with the name of a function, and their events."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection
-from typing import Any, NoReturn
-
-from draftwise.serving.tools.events import Arguments, Call, Event
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 _CLOSING = {"{": "}", "[": "]"}
 # Everything but quotes and brackets that JSON allows outside of strings.
 _BETWEEN = re.compile(r"[ \t\r\n:,0-9+\-.eEtrufalsn]*")
 _IN_STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Start of a function call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A piece of the JSON object with the arguments of the current call."""
+
+    text: str
+
+
+Event = Text | Call | Arguments
+
+
+class ToolReader(Protocol):
+    """Incremental parser that separates an answer into text and calls.
+
+    The result does not depend on how the answer is split into pieces.
+    """
+
+    def read(self, text: str) -> list[Event]:
+        """Parse the next piece of the answer."""
+
+    def finish(self) -> list[Event]:
+        """End the answer and return the events of text that was held back."""
 
 
 class CallScanner:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftwise.serving.tools.calls import CallScanner
-from draftwise.serving.tools.events import Arguments, Call, Event, Text
+from draftwise.serving.tools.calls import Arguments, Call, CallScanner, Event, Text
 
 # The values of these keys are not schemas.
 _VALUE_KEYS = frozenset({"const", "default", "enum", "example", "examples"})

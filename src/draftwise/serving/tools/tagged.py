@@ -1,17 +1,47 @@
-"""Base class of the parsers of calls that begin the answer or follow a tag."""
+"""Parsers of the tool calls that models write as their chat templates ask for."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import ClassVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar
 
-from draftwise.serving.tools.calls import CallScanner
-from draftwise.serving.tools.events import Content, Event, held_back
+from draftwise.serving.tools.calls import CallScanner, Event, Text, ToolReader
 
 _SPACE = re.compile(r"\s*")
 # Beginnings of calls without a tag. Other JSON is text and is not held back.
 _CALL_PREFIXES = ('{"name"', '{"type"', '{"parameters"', '{"arguments"')
+
+
+class Content:
+    """Text for the user. Trailing whitespace is held back, because it is dropped before a call."""
+
+    def __init__(self) -> None:
+        self._space = ""
+
+    def add(self, text: str) -> list[Event]:
+        """Append text and return the events of text that is not held back."""
+        text = self._space + text
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        return [Text(kept)] if kept else []
+
+    def drop_space(self) -> None:
+        """Drop the whitespace that is held back, because a call follows."""
+        self._space = ""
+
+    def finish(self) -> list[Event]:
+        """Return the whitespace that is held back, because no call follows."""
+        space, self._space = self._space, ""
+        return [Text(space)] if space else []
+
+
+def held_back(text: str, tag: str) -> int:
+    """Length of the longest suffix of a text that is a proper prefix of a tag."""
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if tag.startswith(text[-length:]):
+            return length
+    return 0
 
 
 class TaggedReader:
@@ -121,3 +151,49 @@ class TaggedReader:
             if not any(text.startswith(each) or each.startswith(text) for each in _CALL_PREFIXES):
                 raise ValueError("is other JSON")
         return self._scanner.scan(self._unread, start)
+
+
+class HermesReader(TaggedReader):
+    """Parser of the calls of Hermes and Qwen, between tags or at the beginning of the answer.
+
+    A call is ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``. Small models leave out the
+    tags of an answer that is a call.
+    """
+
+    begin, end = "<tool_call>", "</tool_call>"
+
+
+class Llama3JsonReader(TaggedReader):
+    """Parser of the calls of Llama 3, which are the whole answer or follow a tag.
+
+    A call is ``{"name": …, "parameters": {…}}`` instead of text. Several calls are separated by
+    semicolons. ``<|python_tag|>`` may precede calls, and then text may precede the tag.
+    """
+
+    begin = "<|python_tag|>"
+    separators = re.compile(r"[\s;,]*")
+
+
+PARSERS: Mapping[str, Callable[[Collection[str]], ToolReader]] = {
+    "hermes": HermesReader,
+    "llama3_json": Llama3JsonReader,
+}
+
+
+def detect_parser(template: Any) -> str | None:
+    """Detect the parser for the calls that a chat template prescribes; ``None`` if unknown.
+
+    Args:
+        template: attribute ``chat_template`` of a tokenizer: Jinja source, a mapping from names to
+            sources, or ``None``.
+    """
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    if not isinstance(template, str):
+        return None
+    # Qwen3-Coder uses XML between the same tags.
+    if "<tool_call>" in template and "<function=" not in template:
+        return "hermes"
+    if '"parameters"' in template and ("<|python_tag|>" in template or "ipython" in template):
+        return "llama3_json"
+    return None
