@@ -1,7 +1,8 @@
 """Which tests `make check` and `make test` leave out, beside those that are marked one by one.
 
 A test marked ``covering("policy", "method")`` is run by `make test` with as few cases as it takes
-for each policy and each method to occur. Its other cases are marked ``exhaustive``.
+for each policy and each method to occur. Its other cases are marked ``exhaustive``. Cases that need
+CUDA are chosen apart, as they are skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def _mark_what_is_exhaustive(items: list[pytest.Item]) -> None:
     functions = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("covering")
-        if marker is not None and not _needs_more(item):
-            functions[item.nodeid.partition("[")[0], marker.args].append(item)
-    for (_, names), cases in functions.items():
+        if marker is not None:
+            name = item.nodeid.partition("[")[0]
+            functions[name, marker.args, _needs_more(item)].append(item)
+    for (_, names, _), cases in functions.items():
         chosen = cover([[_value(case, name) for name in names] for case in cases])
         for index, case in enumerate(cases):
             if index not in chosen:
@@ -72,7 +74,7 @@ def _value(item: pytest.Item, name: str) -> str:
 
 
 def _needs_more(item: pytest.Item) -> bool:
-    """Whether a case is run where there is what it needs, such as CUDA: then all of them are."""
+    """Whether a case is run only where there is what it needs, such as CUDA."""
     return any(mark.name == "skipif" for mark in item.callspec.marks)
 
 

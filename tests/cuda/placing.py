@@ -54,6 +54,7 @@ PLACES = [
     pytest.param(Place("cuda", StepMode.STATIC), marks=NEEDS_CUDA),
     pytest.param(Place("cuda", StepMode.GRAPHS), marks=NEEDS_CUDA),
 ]
+# Where steps are recorded, or run as recorded ones are. Eager steps are the same code without it.
 RECORDED = [PLACES[0], PLACES[3]]
 # Numbers of tokens of prompts.
 LENGTHS = [1, 2, 3, 5, 7, 8, 11, 40, 13, 16, 17, 20, 23, 29, 31, 34]

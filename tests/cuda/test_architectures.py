@@ -19,7 +19,7 @@ def test_every_described_architecture_is_tested(models):
     assert tested == DESCRIBED_ARCHITECTURES
 
 
-@pytest.mark.covering("family", "policy", "batch_size")
+@pytest.mark.covering("place", "family", "policy", "batch_size")
 @pytest.mark.parametrize("batch_size", [1, 16])
 @pytest.mark.parametrize("policy", ["none", "fixed"])
 @pytest.mark.parametrize("family", DESCRIBED)

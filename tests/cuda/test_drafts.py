@@ -16,7 +16,7 @@ from ..engine.test_text_proposers import CONTROLS, p_value
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
-from .placing import LENGTHS, PLACES, RECORDED, assemble_with, load, varied_outputs
+from .placing import LENGTHS, RECORDED, assemble_with, load, varied_outputs
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +64,21 @@ def engine_with(models, place, kind, recipe, policy="fixed", max_batch_size=16, 
 
 CHAINS = ["suffix", "ngram", "head", "eagle", "exit", "adapted exit", "suffix and head"]
 TREES = ["suffix", "model", "head", "eagle"]
-# The rules of EAGLE-2 grow trees of a model or a head.
+# Each kind of draft, with one of three policies. EAGLE-2's rules grow trees of models and heads.
+CHAIN_POLICIES = [
+    ("suffix", "adaptive"),
+    ("ngram", "fixed"),
+    ("head", "svip"),
+    ("eagle", "fixed"),
+    ("exit", "adaptive"),
+    ("adapted exit", "svip"),
+    ("suffix and head", "fixed"),
+]
 TREE_POLICIES = [
-    (kind, policy)
-    for kind in TREES
-    for policy in ("fixed", "eagle2", "svip-tree")
-    if kind != "suffix" or policy == "fixed"
+    ("suffix", "fixed"),
+    ("model", "eagle2"),
+    ("head", "svip-tree"),
+    ("eagle", "eagle2"),
 ]
 
 
@@ -79,7 +88,7 @@ def prompts(vocab):
     ]
 
 
-def assert_greedy_texts_are_the_targets(models, place, engine_of, least_accepted=1):
+def assert_greedy_texts_are_the_targets(models, place, engine_of):
     expected = load(place, models.folder(LARGE), max_batch_size=16).generate(prompts(64), GREEDY)
     num_accepted = 0
     for max_batch_size in (1, 16):
@@ -87,12 +96,11 @@ def assert_greedy_texts_are_the_targets(models, place, engine_of, least_accepted
         outputs = generate(engine, prompts(64), [GREEDY] * len(LENGTHS))
         assert token_ids(outputs) == token_ids(expected)
         num_accepted += sum(output.speculation.num_accepted for output in outputs)
-    assert num_accepted >= least_accepted
+    assert num_accepted
 
 
-@pytest.mark.parametrize("policy", ["fixed", "adaptive", "svip"])
-@pytest.mark.parametrize("kind", CHAINS)
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize(("kind", "policy"), CHAIN_POLICIES)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_greedy_texts_are_the_targets(models, place, kind, policy):
     assert_greedy_texts_are_the_targets(
         models, place, lambda size: engine_with(models, place, kind, LARGE, policy, size)
@@ -104,8 +112,9 @@ def texts_and_accepted(outputs):
     return token_ids(outputs), sum(output.speculation.num_accepted for output in outputs)
 
 
-@pytest.mark.parametrize("policy", ["fixed", "svip"])
-@pytest.mark.parametrize("kind", ["head", "eagle", "suffix and head"])
+@pytest.mark.parametrize(
+    ("kind", "policy"), [("head", "fixed"), ("eagle", "svip"), ("suffix and head", "svip")]
+)
 @pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_heads_draft_in_a_row_what_they_draft_one_by_one(models, monkeypatch, place, kind, policy):
     engine = engine_with(models, place, kind, LARGE, policy, 7, num_speculative_tokens=11)
@@ -126,7 +135,7 @@ def test_heads_draft_in_a_row_what_they_draft_one_by_one(models, monkeypatch, pl
 
 
 @pytest.mark.parametrize("kind", ["head", "exit"])
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_greedy_texts_with_a_companion_are_the_targets(models, place, kind):
     assert_greedy_texts_are_the_targets(
         models, place, lambda size: engine_with(models, place, kind, LARGE, "sv", size)
@@ -134,7 +143,7 @@ def test_greedy_texts_with_a_companion_are_the_targets(models, place, kind):
 
 
 @pytest.mark.parametrize(("kind", "policy"), TREE_POLICIES)
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_greedy_texts_with_trees_are_the_targets(models, place, kind, policy):
     assert_greedy_texts_are_the_targets(
         models,
@@ -142,15 +151,13 @@ def test_greedy_texts_with_trees_are_the_targets(models, place, kind, policy):
         lambda size: engine_with(
             models, place, kind, LARGE, policy, size, tree_width=3, num_speculative_tokens=12
         ),
-        # The tiny heads guess badly, and this policy stops paying for that.
-        least_accepted=0 if policy == "adaptive" else 1,
     )
 
 
 @pytest.mark.covering("kind", "controls")
 @pytest.mark.parametrize("controls", ["plain", "hot", "penalised"])
 @pytest.mark.parametrize("kind", CHAINS)
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_texts_follow_the_target(models, place, kind, controls):
     engine = engine_with(models, place, kind, SMALL, max_batch_size=64)
     found = p_value(models, engine, CONTROLS[controls], 2400, [1, 2, 3, 1, 2], SMALL, 0.01)
@@ -160,7 +167,7 @@ def test_texts_follow_the_target(models, place, kind, controls):
 @pytest.mark.covering("kind", "controls")
 @pytest.mark.parametrize("controls", ["plain", "filtered"])
 @pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_texts_with_trees_follow_the_target(models, place, kind, controls):
     settings = {"tree_width": 3, "num_speculative_tokens": 8}
     engine = engine_with(models, place, kind, SMALL, max_batch_size=64, **settings)

@@ -9,16 +9,8 @@ from draftwise.policies import POLICIES
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..engine.exact import exact_distribution
-from ..engine.test_lossless import (
-    COLD,
-    HOT,
-    LIVELY_OPTIONS,
-    NOT_UNLIKELY,
-    PENALISED,
-    PLAIN,
-    Case,
-)
-from .placing import PLACES, Place, assemble
+from ..engine.test_lossless import COLD, HOT, LIVELY_OPTIONS, NOT_UNLIKELY, PENALISED, PLAIN, Case
+from .placing import RECORDED, Place, assemble
 
 pytestmark = pytest.mark.slow
 
@@ -57,9 +49,7 @@ class PlacedCase(Case):
         turns = zip(range(self.num_requests), itertools.cycle(settings), strict=False)
         requests = [
             engine.add(
-                None,
-                prompt,
-                replace(params, max_tokens=self.num_tokens + next(longer), seed=seed),
+                None, prompt, replace(params, max_tokens=self.num_tokens + next(longer), seed=seed)
             )
             for seed, (prompt, params) in turns
         ]
@@ -86,7 +76,7 @@ class PlacedCase(Case):
     ("policy", "gamma"),
     [("none", 0), ("fixed", 3), ("fixed", 10), ("svip", 10), ("adaptive", 4), ("sv", 4)],
 )
-@pytest.mark.parametrize("place", [PLACES[0], PLACES[1], PLACES[3]], ids=str)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_texts_follow_the_target(models, place, policy, gamma, settings):
     assert POLICIES[policy].lossless
     case = PlacedCase(

@@ -45,10 +45,9 @@ def test_up_and_down(device):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_logits_of_all_sorts_of_steps(models, family, place):
+def test_logits_of_all_sorts_of_steps(models, place):
     """Rows with holes, one token and several, lengths that go back: as a fresh forward."""
-    recipe = Recipe(family, VOCAB)
+    recipe = Recipe(vocab=VOCAB)
     device = torch.device(place.device)
     model = load_model(models.folder(recipe), "target", torch.float32, device).model
     model.step_mode = place.mode
@@ -82,7 +81,7 @@ def test_logits_of_all_sorts_of_steps(models, family, place):
 SAMPLED = SamplingParams(max_tokens=12, temperature=1.1)
 
 
-@pytest.mark.parametrize("policy", ["fixed", "svip", "disco", "dyspec", "tetris", "staged"])
+@pytest.mark.parametrize("policy", ["fixed", "svip", "disco", "tetris"])
 @pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_drafting_in_a_row_says_what_drafting_one_by_one_says(models, monkeypatch, place, policy):
     recipe = Recipe(vocab=VOCAB, seed=3)
@@ -98,7 +97,7 @@ def test_drafting_in_a_row_says_what_drafting_one_by_one_says(models, monkeypatc
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_a_draft_that_is_not_a_number_proposes_nothing(models, place, temperature):
     recipe = Recipe(vocab=VOCAB, seed=8)
     engine = assemble(place, models, recipe, 5, policy="fixed", num_speculative_tokens=3)
@@ -111,7 +110,7 @@ def test_a_draft_that_is_not_a_number_proposes_nothing(models, place, temperatur
     assert all(output.error is None and len(output.token_ids) == 8 for output in outputs)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_a_target_that_is_not_a_number_fails_one_request(models, place):
     recipe = Recipe(vocab=VOCAB, seed=8)
     params = [SamplingParams(max_tokens=8, temperature=0, logit_bias={17: -100.0})] * 5

@@ -34,10 +34,15 @@ def norm(size, dtype, adds_one=False, epsilon=1e-3):
     return made
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.7])
-@pytest.mark.parametrize("has_norm", [True, False])
-@pytest.mark.parametrize("has_delta_norm", [True, False])
-@pytest.mark.parametrize("size", [16, 100, 3840])
+@pytest.mark.parametrize(
+    ("size", "has_delta_norm", "has_norm", "scale"),
+    [
+        (16, True, True, 1.0),
+        (100, True, False, 0.7),
+        (3840, False, True, 0.7),
+        (100, False, False, 1.0),
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_adding_and_normalising(dtype, size, has_delta_norm, has_norm, scale):
     from draftwise.kernels.triton.layers import add_norm
@@ -65,8 +70,9 @@ def test_the_beginning_has_nothing_to_add(has_norm):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of infinity
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("size", [16, 100, 3840])
+@pytest.mark.parametrize(
+    ("activation", "size"), list(zip(ACTIVATIONS, [16, 100, 3840], strict=True))
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gated_activations(dtype, size, activation):
     from draftwise.kernels.triton.layers import gated
@@ -78,11 +84,10 @@ def test_gated_activations(dtype, size, activation):
     torch.testing.assert_close(gated(both, activation).float(), expected, **NEAR[dtype])
 
 
-# Heads that are rotated as a whole, in part, or by zero.
-@pytest.mark.parametrize("has_norms", [True, False])
+# Heads that are rotated as a whole or in part, of sizes that are powers of two and others.
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "rotated"),
-    [(4, 2, 4, 4), (3, 1, 10, 10), (6, 2, 64, 64), (20, 4, 24, 16), (3, 1, 10, 2)],
+    ("heads", "kv_heads", "size", "rotated", "has_norms"),
+    [(6, 2, 64, 64, True), (3, 1, 10, 10, False), (20, 4, 24, 16, True), (3, 1, 10, 2, False)],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rotating_and_storing(dtype, heads, kv_heads, size, rotated, has_norms):

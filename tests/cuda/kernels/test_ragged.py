@@ -1,5 +1,7 @@
 """Attention of packed tokens to every kind of layer, in float32 against one token at a time."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -121,6 +123,7 @@ def test_the_own_kernel(limits, scores, segments):
 
 # The last of them has smaller blocks.
 @NEEDS_TRITON
+@pytest.mark.covering("limits", "size")
 @pytest.mark.parametrize("limits", [LIMITS["all"], LIMITS["window"]], ids=["all", "window"])
 @pytest.mark.parametrize("size", [4, 10, 96, 256])
 def test_sizes_of_heads(size, limits):
@@ -129,6 +132,7 @@ def test_sizes_of_heads(size, limits):
 
 # Many requests fill the device by themselves; the keys of a few are split.
 @NEEDS_TRITON
+@pytest.mark.covering("limits", "rows")
 @pytest.mark.parametrize("limits", [{}, {"window": 300}], ids=["all", "window"])
 @pytest.mark.parametrize(("rows", "capacity"), [(1, 2000), (3, 700), (40, 300)])
 def test_numbers_of_requests(rows, capacity, limits):
@@ -212,6 +216,7 @@ def trees_by_hand(cache, segments, trees, q, scores):
 
 
 @NEEDS_TRITON
+@pytest.mark.covering("limits", "scores")
 @pytest.mark.parametrize("scores", [Scores(), Scores(softcap=2.0)], ids=["plain", "capped"])
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS.keys())
 def test_tokens_of_trees_attend_to_their_paths(limits, scores):
@@ -242,11 +247,14 @@ def test_many_trees_fill_the_device():
 
 
 @NEEDS_CUDA
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS.keys())
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("segments", CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize("kind", [FlashAttention, FusedAttention])
-def test_kernels_in_bfloat16(kind, segments, heads, limits):
+@pytest.mark.parametrize(
+    "kernel", list(itertools.product([FlashAttention, FusedAttention], LIMITS.values()))
+)
+@pytest.mark.covering("kernel", "heads", "segments")
+def test_kernels_in_bfloat16(kernel, segments, heads):
+    kind, limits = kernel
     shape = LayerShape(2, 64, 64, **limits)
     assert RaggedKernels.of(CUDA, torch.bfloat16, [shape]) == RaggedKernels(True, True)
     cache = filled_cache(CUDA, torch.bfloat16, shape)
