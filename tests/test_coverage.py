@@ -34,19 +34,16 @@ def raises(error):
     raise error
 
 
-@pytest.mark.parametrize(
-    ("error", "verdict", "reason"),
-    [
+def test_verdict_on_an_error():
+    for error, verdict, reason in [
         (RefusedError("too\nold"), Verdict.REFUSED, "too old"),
         (NotBuildableError("no timm"), Verdict.NOT_BUILDABLE, "no timm"),
         (UnequalError("token 3"), Verdict.UNEQUAL, "token 3"),
         (KeyError("x"), Verdict.CRASHED, "KeyError: 'x'"),
-    ],
-)
-def test_verdict_on_an_error(error, verdict, reason):
-    result = judge("causal", "llama", lambda: raises(error))
-    assert (result.verdict, result.reason) == (verdict, reason)
-    assert "Traceback" in result.details
+    ]:
+        result = judge("causal", "llama", lambda error=error: raises(error))
+        assert (result.verdict, result.reason) == (verdict, reason), error
+        assert "Traceback" in result.details, error
 
 
 def test_verdict_on_a_remark():
@@ -67,10 +64,7 @@ def test_every_architecture_is_examined():
 def test_a_few_layers_are_of_every_kind():
     config = transformers.Gemma3TextConfig()
     small = fewer_layers(config, ["num_hidden_layers", "layer_types"])
-    assert small == {
-        "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-    }
+    assert small == {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     dense_first = transformers.Glm4MoeConfig(first_k_dense_replace=3)
     small = fewer_layers(dense_first, ["num_hidden_layers", "first_k_dense_replace"])
     assert small == {"num_hidden_layers": 2, "first_k_dense_replace": 1}

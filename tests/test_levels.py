@@ -31,10 +31,7 @@ PATHS = {
         "",
     ),
     "replicas": ("engine/test_replicas.py::test_texts_follow_the_target", ""),
-    "grammar": (
-        "engine/test_structured_outputs.py::test_texts_follow_the_masked_target",
-        "",
-    ),
+    "grammar": ("engine/test_structured_outputs.py::test_texts_follow_the_masked_target", ""),
     "minimum length": ("engine/test_min_tokens.py::test_texts_follow_the_masked_target", ""),
 }
 # Tests with a case for each policy.

@@ -13,6 +13,7 @@ from draftwise.engine.memory import cache_bytes
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, PromptError
 from draftwise.outputs import FinishReason, TokenSource
 
+from .refusals import error_of
 from .stand_ins import unguarded
 from .tiny_models import Recipe, byte_tokenizer, save
 
@@ -54,13 +55,15 @@ class TestPrompts:
         assert output.token_ids == llm.generate("abc d", GREEDY)[0].token_ids
         assert output.text == llm.generate("abc d", GREEDY)[0].text
 
-    @pytest.mark.parametrize("kind", [list, tuple])
-    def test_one_or_several(self, llm, kind):
-        ids = encode("abc d")
-        expected = llm.generate("abc d", GREEDY)[0].token_ids
-        assert [o.token_ids for o in llm.generate(kind(ids), GREEDY)] == [expected]
-        assert [o.token_ids for o in llm.generate(kind([ids]), GREEDY)] == [expected]
-        assert [o.token_ids for o in llm.generate([kind(ids), "abc d"], GREEDY)] == [expected] * 2
+    def test_one_or_several(self, llm):
+        for kind in [list, tuple]:
+            ids = encode("abc d")
+            expected = llm.generate("abc d", GREEDY)[0].token_ids
+            assert [o.token_ids for o in llm.generate(kind(ids), GREEDY)] == [expected]
+            assert [o.token_ids for o in llm.generate(kind([ids]), GREEDY)] == [expected]
+            assert [o.token_ids for o in llm.generate([kind(ids), "abc d"], GREEDY)] == [
+                expected
+            ] * 2
 
     def test_messages(self, llm):
         messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
@@ -129,21 +132,19 @@ class TestSampling:
         outputs = llm.generate(["a", "b", "c"], tuple(params))
         assert [len(output.token_ids) for output in outputs] == [3, 1, 5]
 
-    @pytest.mark.parametrize("count", [0, 1, 3])
-    def test_wrong_number_of_parameters(self, llm, count):
-        for call in (llm.generate, lambda *a: list(llm.stream(*a))):
-            with pytest.raises(InvalidParameterError) as caught:
-                call(["a", "b"], [GREEDY] * count)
-            assert caught.value.field == "sampling"
-            assert f"got {count} for 2 prompts" in caught.value.message
-        assert llm.engine.num_unfinished == 0
+    def test_wrong_number_of_parameters(self, llm):
+        for count in [0, 1, 3]:
+            for call in (llm.generate, lambda *a: list(llm.stream(*a))):
+                caught = error_of(call, ["a", "b"], [GREEDY] * count, error=InvalidParameterError)
+                assert caught.field == "sampling"
+                assert f"got {count} for 2 prompts" in caught.message
+            assert llm.engine.num_unfinished == 0
 
-    @pytest.mark.parametrize("sampling", [5, "greedy", {"top_k": 1}, [GREEDY, None]])
-    def test_wrong_type_of_parameters(self, llm, sampling):
-        with pytest.raises(InvalidParameterError) as caught:
-            llm.generate(["a", "b"], sampling)
-        assert caught.value.field == "sampling"
-        assert llm.engine.num_unfinished == 0
+    def test_wrong_type_of_parameters(self, llm):
+        for sampling in [5, "greedy", {"top_k": 1}, [GREEDY, None]]:
+            caught = error_of(llm.generate, ["a", "b"], sampling, error=InvalidParameterError)
+            assert caught.field == "sampling"
+            assert llm.engine.num_unfinished == 0
 
 
 class TestOutputs:
@@ -304,9 +305,8 @@ def test_paths_types_and_devices_as_objects(models):
 NOT_POSITIVE = [0, -1, 1.5, "1", True, np.bool_(True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_errors_name_the_argument(models):
+    for name, value in [
         *(("max_batch_size", value) for value in [*NOT_POSITIVE, None]),
         *(("max_chunk_tokens", value) for value in [*NOT_POSITIVE, None]),
         *(("max_model_len", value) for value in NOT_POSITIVE),
@@ -320,13 +320,10 @@ NOT_POSITIVE = [0, -1, 1.5, "1", True, np.bool_(True)]
         ("on_status", "print"),
         *(("target", value) for value in ["", None, 5, b"zoo:target"]),
         *(("speculation", value) for value in [5, "fixed", True]),
-    ],
-)
-def test_errors_name_the_argument(models, name, value):
-    arguments = {"target": models.folder(RECIPE), name: value}
-    with pytest.raises(InvalidParameterError) as caught:
-        LLM(**arguments)
-    assert caught.value.field == name
+    ]:
+        arguments = {"target": models.folder(RECIPE), name: value}
+        caught = error_of(LLM, **arguments, error=InvalidParameterError)
+        assert caught.field == name
 
 
 class TestMemory:
@@ -376,12 +373,12 @@ def test_a_context_of_one_token_is_rejected(models):
         llm.generate([1])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
-def test_other_dtypes(models, dtype):
+def test_other_dtypes(models):
     """Within one dtype, speculation does not change greedy output."""
-    config = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
-    llm = LLM(models.folder(RECIPE), config, dtype=dtype, max_batch_size=1)
-    outputs = llm.generate(["ab", "cd", "é"], GREEDY)
-    for output in outputs:
-        assert len(output.token_ids) == 12
-        assert output.error is None
+    for dtype in ["bfloat16", "float16", "auto"]:
+        config = unguarded(models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed")
+        llm = LLM(models.folder(RECIPE), config, dtype=dtype, max_batch_size=1)
+        outputs = llm.generate(["ab", "cd", "é"], GREEDY)
+        for output in outputs:
+            assert len(output.token_ids) == 12, dtype
+            assert output.error is None, dtype

@@ -5,24 +5,27 @@ import pytest
 from draftwise import SpeculationConfig
 from draftwise.errors import InvalidParameterError
 
+from .refusals import error_of
+
 
 def config(**values):
     return SpeculationConfig.from_dict(values)
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_methods_of_heads(method):
-    expected = SpeculationConfig("folder", num_speculative_tokens=3, method=method)
-    assert config(method=method, model="folder", num_speculative_tokens=3) == expected
-    assert config(method=method, draft=["suffix", "folder"]).method == method
+def test_methods_of_heads():
+    for method in ["eagle", "eagle3"]:
+        expected = SpeculationConfig("folder", num_speculative_tokens=3, method=method)
+        assert config(method=method, model="folder", num_speculative_tokens=3) == expected
+        assert config(method=method, draft=["suffix", "folder"]).method == method
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
-def test_methods_that_need_a_model(method):
-    with pytest.raises(InvalidParameterError) as caught:
-        config(method=method, num_speculative_tokens=3)
-    assert caught.value.field == "speculation.model"
-    assert f"the method {method!r} needs the folder" in caught.value.message
+def test_methods_that_need_a_model():
+    for method in ["draft_model", "eagle", "eagle3"]:
+        caught = error_of(
+            config, method=method, num_speculative_tokens=3, error=InvalidParameterError
+        )
+        assert caught.field == "speculation.model"
+        assert f"the method {method!r} needs the folder" in caught.message
 
 
 def test_a_head_cannot_be_a_draft_without_a_model():
@@ -32,38 +35,38 @@ def test_a_head_cannot_be_a_draft_without_a_model():
         SpeculationConfig(method="eagle")
 
 
-@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "glm5_next_mtp"])
-def test_methods_of_the_targets_own_layers(method):
+def test_methods_of_the_targets_own_layers():
     """They are refused when the target is known."""
-    assert config(method=method, num_speculative_tokens=2).draft == "mtp"
-    named = config(method=method, model="folder")
-    assert (named.draft, named.method) == ("folder", "mtp")
+    for method in ["mtp", "deepseek_mtp", "qwen3_next_mtp", "glm5_next_mtp"]:
+        assert config(method=method, num_speculative_tokens=2).draft == "mtp"
+        named = config(method=method, model="folder")
+        assert (named.draft, named.method) == ("folder", "mtp")
 
 
-@pytest.mark.parametrize(
-    ("method", "remedy"),
-    [
-        ("medusa", r"\(Medusa\) are not run by Draftwise yet; use 'suffix', 'draft_model' or"),
-        ("mlp_speculator", "MLP speculator"),
-        ("dflash", "DFlash"),
-        ("dspark", "DSpark"),
-        ("ngram_gpu", "use 'ngram'"),
-        ("custom_class", "register a proposer"),
-        ("extract_hidden_states", "leave it out"),
-        ("magic", "must be one of 'draft_model', 'eagle', 'eagle3', 'ngram', 'suffix'; got"),
-        (5, "got 5"),
-        (["eagle"], r"got \['eagle'\]"),
-    ],
-)
-def test_other_methods(method, remedy):
-    with pytest.raises(InvalidParameterError, match=remedy) as caught:
-        config(method=method, model="folder")
-    assert caught.value.field == "speculation.method"
+OTHER_METHODS = [
+    ("medusa", r"\(Medusa\) are not run by Draftwise yet; use 'suffix', 'draft_model' or"),
+    ("mlp_speculator", "MLP speculator"),
+    ("dflash", "DFlash"),
+    ("dspark", "DSpark"),
+    ("ngram_gpu", "use 'ngram'"),
+    ("custom_class", "register a proposer"),
+    ("extract_hidden_states", "leave it out"),
+    ("magic", "must be one of 'draft_model', 'eagle', 'eagle3', 'ngram', 'suffix'; got"),
+    (5, "got 5"),
+    (["eagle"], r"got \['eagle'\]"),
+]
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
+def test_other_methods():
+    for method, remedy in OTHER_METHODS:
+        caught = error_of(
+            config, method=method, model="folder", error=InvalidParameterError, match=remedy
+        )
+        assert caught.field == "speculation.method"
+
+
+def test_values_that_say_what_is_done():
+    for values, expected in [
         ({"draft_tensor_parallel_size": 1}, {}),
         ({"quantization": None, "revision": None, "max_model_len": None}, {}),
         ({"rejection_sample_method": "standard"}, {"verification": "token"}),
@@ -74,50 +77,47 @@ def test_other_methods(method, remedy):
         ({"draft_sample_method": "probabilistic"}, {}),
         ({"use_heterogeneous_vocab": True, "parallel_drafting": False}, {}),
         ({"enforce_eager": False, "method": None}, {}),
-    ],
-)
-def test_values_that_say_what_is_done(values, expected):
-    assert config(model="folder", **values) == SpeculationConfig("folder", **expected)
+    ]:
+        assert config(model="folder", **values) == SpeculationConfig("folder", **expected)
 
 
 def test_the_texts_that_ngram_looks_up():
     assert config(method="ngram", prompt_lookup_max=3, prompt_lookup_min=1).draft == "ngram"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "remedy"),
-    [
-        ("draft_tensor_parallel_size", 2, "a draft runs on one device"),
-        ("draft_tensor_parallel_size", True, "a draft runs on one device"),
-        ("tensor_parallel_size", 4, "a draft runs on one device"),
-        ("quantization", "fp8", "append ':int8' or ':int4' to the draft's name"),
-        ("max_model_len", 2048, "up to the target's context"),
-        ("revision", "main", "download this version"),
-        ("prompt_lookup_max", 4, "use the method 'suffix'"),
-        ("prompt_lookup_min", 2, "looks up the last 3, 2 and 1 tokens"),
-        ("suffix_decoding_max_tree_depth", 24, "'num_speculative_tokens'"),
-        ("suffix_decoding_max_cached_requests", 10000, "'remember_outputs'"),
-        ("suffix_decoding_min_token_prob", 0.1, "estimated acceptance"),
-        ("draft_sample_method", "greedy", "temperature of the request"),
-        ("rejection_sample_method", "synthetic", "must be 'standard' or 'block'"),
-        ("rejection_sample_method", ["block"], "must be 'standard' or 'block'"),
-        ("synthetic_acceptance_length", 2.0, "at random"),
-        ("posterior_threshold", 0.1, "'lenience'"),
-        ("use_heterogeneous_vocab", False, "is translated in any case"),
-        ("parallel_drafting", True, "P-EAGLE"),
-        ("speculative_token_tree", "[(0,)]", "'tree_width'"),
-        ("disable_by_batch_size", 16, "'adaptive'"),
-        ("num_speculative_tokens_per_batch_size", [[1, 8, 3]], "'adaptive'"),
-        ("enable_adaptive_verification", True, "'adaptive'"),
-        ("kv_cache_dtype", "fp8", "setting of vLLM's engine"),
-        ("draft_load_config", {"load_format": "dummy"}, "setting of vLLM's engine"),
-    ],
-)
-def test_other_keys_are_refused_with_the_remedy(key, value, remedy):
-    with pytest.raises(InvalidParameterError) as caught:
-        config(model="folder", **{key: value})
-    assert caught.value.field == f"speculation.{key}"
-    assert remedy in caught.value.message
+OTHER_KEYS = [
+    ("draft_tensor_parallel_size", 2, "a draft runs on one device"),
+    ("draft_tensor_parallel_size", True, "a draft runs on one device"),
+    ("tensor_parallel_size", 4, "a draft runs on one device"),
+    ("quantization", "fp8", "append ':int8' or ':int4' to the draft's name"),
+    ("max_model_len", 2048, "up to the target's context"),
+    ("revision", "main", "download this version"),
+    ("prompt_lookup_max", 4, "use the method 'suffix'"),
+    ("prompt_lookup_min", 2, "looks up the last 3, 2 and 1 tokens"),
+    ("suffix_decoding_max_tree_depth", 24, "'num_speculative_tokens'"),
+    ("suffix_decoding_max_cached_requests", 10000, "'remember_outputs'"),
+    ("suffix_decoding_min_token_prob", 0.1, "estimated acceptance"),
+    ("draft_sample_method", "greedy", "temperature of the request"),
+    ("rejection_sample_method", "synthetic", "must be 'standard' or 'block'"),
+    ("rejection_sample_method", ["block"], "must be 'standard' or 'block'"),
+    ("synthetic_acceptance_length", 2.0, "at random"),
+    ("posterior_threshold", 0.1, "'lenience'"),
+    ("use_heterogeneous_vocab", False, "is translated in any case"),
+    ("parallel_drafting", True, "P-EAGLE"),
+    ("speculative_token_tree", "[(0,)]", "'tree_width'"),
+    ("disable_by_batch_size", 16, "'adaptive'"),
+    ("num_speculative_tokens_per_batch_size", [[1, 8, 3]], "'adaptive'"),
+    ("enable_adaptive_verification", True, "'adaptive'"),
+    ("kv_cache_dtype", "fp8", "setting of vLLM's engine"),
+    ("draft_load_config", {"load_format": "dummy"}, "setting of vLLM's engine"),
+]
+
+
+def test_other_keys_are_refused_with_the_remedy():
+    for key, value, remedy in OTHER_KEYS:
+        caught = error_of(config, model="folder", **{key: value}, error=InvalidParameterError)
+        assert caught.field == f"speculation.{key}"
+        assert remedy in caught.message
 
 
 def test_two_names_of_the_verification():
