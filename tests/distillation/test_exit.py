@@ -45,11 +45,7 @@ def test_the_folder_computes_what_was_trained():
     trained = randomised(TrainedAdapter(16, 4, 1e-6, 3.0))
     tensors = trained.tensors()
     served = ExitAdapter(
-        tensors["norm.weight"],
-        tensors["down.weight"],
-        tensors["up.weight"],
-        1e-6,
-        torch.float32,
+        tensors["norm.weight"], tensors["down.weight"], tensors["up.weight"], 1e-6, torch.float32
     )
     stream = 3 * torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
     # The matrices are stored in bfloat16.

@@ -21,13 +21,7 @@ from draftwise.training.losses import LOSSES, mean_loss
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
 
-from .conftest import (
-    LENGTH,
-    outputs_everywhere,
-    random_documents,
-    randomised_head,
-    tiny_teacher,
-)
+from .conftest import LENGTH, outputs_everywhere, random_documents, randomised_head, tiny_teacher
 
 TARGET_IDS = torch.arange(0, 24, 2)
 

@@ -262,9 +262,7 @@ class TestLearning:
         follow(model, law(inputs), 400)
         moved = np.abs(model.weights - start.weights)
         # From now on all tokens have the same signals, and the initial weights predict them well.
-        one = Signals(
-            *(np.full(8, value) for value in (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
-        )
+        one = Signals(*(np.full(8, value) for value in (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
         for _ in range(4000):
             model.observe(one, start.predict(one), np.ones(8))
         left = np.abs(model.weights - start.weights)

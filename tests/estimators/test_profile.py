@@ -15,6 +15,7 @@ from draftwise.estimators.profile import AcceptanceProfile, fit_profile
 from draftwise.estimators.records import Records
 from draftwise.estimators.tables import BINNINGS
 
+from ..refusals import error_of
 from .synthetic import smooth_records
 
 PROVENANCE = {"target": "aaa", "draft": "bbb", "companion": "ccc", "temperature": "1.0"}
@@ -76,11 +77,11 @@ class TestFitting:
             fit_profile(Records.empty(), PROVENANCE)
         assert caught.value.field == "profile"
 
-    @pytest.mark.parametrize("size", [1, 2, 9])
-    def test_few_records(self, size, tmp_path):
-        profile = fit_profile(smooth_records(size), PROVENANCE)
-        profile.save(tmp_path / "profile")
-        assert AcceptanceProfile.load(tmp_path / "profile").summary == profile.summary
+    def test_few_records(self, tmp_path):
+        for size in [1, 2, 9]:
+            profile = fit_profile(smooth_records(size), PROVENANCE)
+            profile.save(tmp_path / "profile")
+            assert AcceptanceProfile.load(tmp_path / "profile").summary == profile.summary, size
 
     @pytest.mark.parametrize(
         ("has_companion", "names"),
@@ -121,23 +122,23 @@ class TestFile:
         assert "there is no file" in refusal(tmp_path / "nothing")
         assert "there is no file" in refusal(tmp_path)
 
-    @pytest.mark.parametrize("content", [b"", b"garbage", b"\0" * 5000, b'{"kind": 1}' * 100])
-    def test_garbage(self, tmp_path, content):
-        file = tmp_path / "garbage"
-        file.write_bytes(content)
-        assert "is not an acceptance profile" in refusal(file)
+    def test_garbage(self, tmp_path):
+        for content in [b"", b"garbage", b"\0" * 5000, b'{"kind": 1}' * 100]:
+            file = tmp_path / "garbage"
+            file.write_bytes(content)
+            assert "is not an acceptance profile" in refusal(file), content
 
-    @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-    def test_truncated(self, file, share):
+    def test_truncated(self, file):
         content = file.read_bytes()
-        file.write_bytes(content[: int(share * len(content))])
-        assert "is not an acceptance profile" in refusal(file)
+        for share in [0.1, 0.5, 0.99]:
+            file.write_bytes(content[: int(share * len(content))])
+            assert "is not an acceptance profile" in refusal(file), share
 
-    @pytest.mark.parametrize("metadata", [None, {"kind": "another"}, {"format": "1"}])
-    def test_other_safetensors_files(self, tmp_path, metadata):
-        file = tmp_path / "model.safetensors"
-        save_file({"weight": torch.zeros(3)}, file, metadata)
-        assert "is not an acceptance profile" in refusal(file)
+    def test_other_safetensors_files(self, tmp_path):
+        for metadata in [None, {"kind": "another"}, {"format": "1"}]:
+            file = tmp_path / "model.safetensors"
+            save_file({"weight": torch.zeros(3)}, file, metadata)
+            assert "is not an acceptance profile" in refusal(file), metadata
 
     def test_another_format(self, tmp_path):
         file = tmp_path / "profile"
@@ -145,34 +146,29 @@ class TestFile:
         save_file({"tables/5x5/values": torch.zeros(3)}, file, metadata)
         assert "has format 99" in refusal(file)
 
-    @pytest.mark.parametrize(
-        ("key", "change"),
-        [
+    def test_damaged_tensors(self, profile, file):
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        for key, change in [
             ("tables/5x5/values", lambda t: t * float("nan")),
             ("tables/5x5/values", lambda t: t[1:]),
             ("parameters/combined/weights", lambda t: t * float("inf")),
             ("tables/5x5/unknown/name", None),
             ("something", None),
-        ],
-    )
-    def test_damaged_tensors(self, profile, file, key, change):
-        tensors = load_file(file)
-        tensors[key] = torch.tensor(float("nan")) if change is None else change(tensors[key])
-        save_file(tensors, file, self.metadata(profile))
-        assert "damaged" in refusal(file)
+        ]:
+            damaged = torch.tensor(float("nan")) if change is None else change(tensors[key])
+            save_file(tensors | {key: damaged}, file, self.metadata(profile))
+            assert "damaged" in refusal(file), key
 
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [
+    def test_damaged_metadata(self, profile, file):
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        for key, value in [
             ("provenance", "[]"),
             ("provenance", "{"),
             ("summary", '{"gains": 3}'),
             ("summary", '{"num_tokens": 3}'),
-        ],
-    )
-    def test_damaged_metadata(self, profile, file, key, value):
-        save_file(load_file(file), file, self.metadata(profile) | {key: value})
-        assert "damaged" in refusal(file)
+        ]:
+            save_file(tensors, file, self.metadata(profile) | {key: value})
+            assert "damaged" in refusal(file), key
 
     def test_a_missing_tensor(self, profile, file):
         tensors = load_file(file)
@@ -202,15 +198,14 @@ class TestModelCheck:
         profile.check(target="aaa", draft="bbb", companion=None)
         profile.check(target="aaa", draft=None, companion=None)
 
-    @pytest.mark.parametrize("role", ["target", "draft", "companion"])
-    def test_another_model(self, profile, role):
-        models = {"target": "aaa", "draft": "bbb", "companion": "ccc", role: "ddd"}
-        with pytest.raises(InvalidParameterError) as caught:
-            profile.check(**models)
-        assert caught.value.field == "profile"
-        assert f"for another {role}: file {PROVENANCE[role]}, now ddd" in caught.value.message
-        others = {"target", "draft", "companion"} - {role}
-        assert not any(f"another {other}" in caught.value.message for other in others)
+    def test_another_model(self, profile):
+        for role in ["target", "draft", "companion"]:
+            models = {"target": "aaa", "draft": "bbb", "companion": "ccc", role: "ddd"}
+            caught = error_of(profile.check, **models, error=InvalidParameterError)
+            assert caught.field == "profile"
+            assert f"for another {role}: file {PROVENANCE[role]}, now ddd" in caught.message
+            others = {"target", "draft", "companion"} - {role}
+            assert not any(f"another {other}" in caught.message for other in others)
 
     def test_all_differing_models_are_named(self, profile):
         with pytest.raises(InvalidParameterError) as caught:

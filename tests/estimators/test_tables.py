@@ -12,6 +12,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.binning import Grid, adaptive_grid, quantile_edges, uniform_grid
 from draftwise.estimators.tables import BINNINGS, AcceptanceTable
 
+from ..refusals import error_of
 from .synthetic import records_of, smooth_law, smooth_records
 
 each_binning = pytest.mark.parametrize("binning", BINNINGS)
@@ -98,29 +99,29 @@ def test_records_are_weighted_by_reach_probability(binning):
 
 
 @each_binning
-@pytest.mark.parametrize("size", [0, 1, 3, 30])
-def test_few_records_give_a_coarse_grid(binning, size):
-    table = AcceptanceTable.fit(smooth_records(size), binning)
-    assert bool(table.values.isfinite().all())
-    assert table.predict(torch.tensor(0.9), torch.tensor(1.0)) > table.predict(
-        torch.tensor(0.2), torch.tensor(0.0)
-    )
+def test_few_records_give_a_coarse_grid(binning):
+    for size in [0, 1, 3, 30]:
+        table = AcceptanceTable.fit(smooth_records(size), binning)
+        assert bool(table.values.isfinite().all()), size
+        assert table.predict(torch.tensor(0.9), torch.tensor(1.0)) > table.predict(
+            torch.tensor(0.2), torch.tensor(0.0)
+        )
 
 
 @each_binning
-@pytest.mark.parametrize("level", [0.1, 0.9])
-def test_empty_cells_fall_back_to_coarser_tables(binning, level):
+def test_empty_cells_fall_back_to_coarser_tables(binning):
     """With all data in one corner, distant cells are still updated and stay defined."""
-    random = np.random.default_rng(0)
-    size = 3000
-    overlap, agreement = 0.5 + 0.1 * random.random((2, size))
-    records = records_of(overlap, agreement, np.full(size, level))
-    table, prior = AcceptanceTable.fit(records, binning), AcceptanceTable.prior()
-    here, far = torch.tensor(0.55), torch.tensor(0.95)
-    assert table.predict(here, here).item() == pytest.approx(level, abs=0.02)
-    moved = table.predict(far, here) - prior.predict(far, here)
-    assert torch.sign(moved) == math.copysign(1, level - 0.5)
-    assert bool(table.values.isfinite().all())
+    for level in [0.1, 0.9]:
+        random = np.random.default_rng(0)
+        size = 3000
+        overlap, agreement = 0.5 + 0.1 * random.random((2, size))
+        records = records_of(overlap, agreement, np.full(size, level))
+        table, prior = AcceptanceTable.fit(records, binning), AcceptanceTable.prior()
+        here, far = torch.tensor(0.55), torch.tensor(0.95)
+        assert table.predict(here, here).item() == pytest.approx(level, abs=0.02)
+        moved = table.predict(far, here) - prior.predict(far, here)
+        assert torch.sign(moved) == math.copysign(1, level - 0.5)
+        assert bool(table.values.isfinite().all()), level
 
 
 def test_values_are_monotone_along_agreement():
@@ -150,9 +151,8 @@ def test_tensors_hold_the_whole_table(name):
         assert torch.equal(tensor, tensors[key])
 
 
-@pytest.mark.parametrize(
-    ("key", "change"),
-    [
+def test_invalid_tensors_are_refused():
+    for key, change in [
         ("values", lambda t: t[:-1]),
         ("values", lambda t: t.flip(1)),
         ("values", lambda t: t + 2),
@@ -165,12 +165,14 @@ def test_tensors_hold_the_whole_table(name):
         ("agreement_edges", lambda t: t.flip(1)),
         ("agreement_edges", lambda t: t - 1),
         ("agreement_edges", lambda t: t[0]),
-    ],
-)
-def test_invalid_tensors_are_refused(key, change):
-    tensors = TABLES["10x10"].to_tensors()
-    with pytest.raises(ValueError, match=r"must|needs"):
-        AcceptanceTable.from_tensors(tensors | {key: change(tensors[key])})
+    ]:
+        tensors = TABLES["10x10"].to_tensors()
+        error_of(
+            AcceptanceTable.from_tensors,
+            tensors | {key: change(tensors[key])},
+            error=ValueError,
+            match=r"must|needs",
+        )
 
 
 class TestObserving:

@@ -21,6 +21,7 @@ from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import quick_shapes, thorough_shapes
 
+from ..refusals import error_of
 from ..tiny_models import Recipe
 
 TARGET = Recipe(vocab=40, context=96)
@@ -66,8 +67,9 @@ def point(num_requests, num_tokens, context, seconds):
 def edited(file, edit):
     content = json.loads(file.read_text())
     edit(content)
-    file.write_text(json.dumps(content))
-    return str(file)
+    other = file.with_name("edited.json")
+    other.write_text(json.dumps(content))
+    return str(other)
 
 
 class TestFit:
@@ -100,19 +102,23 @@ class TestFit:
 
 
 class TestShapes:
-    @pytest.mark.parametrize("gamma", [1, 5, 16])
-    @pytest.mark.parametrize("max_requests", [1, 3, 32])
-    def test_quick_shapes_are_valid_and_reach_the_largest_step(self, max_requests, gamma):
-        shapes = quick_shapes(STAGES, max_requests, gamma, 200)
-        assert max(s.num_tokens for s in shapes[Stage.TARGET]) == max_requests * (gamma + 1)
-        assert max(s.num_tokens for s in shapes[Stage.COMPANION]) == max_requests * gamma
-        assert max(s.num_tokens for s in shapes[Stage.DRAFT]) == max_requests
-        for stage, most in ((Stage.TARGET, gamma + 1), (Stage.COMPANION, gamma), (Stage.DRAFT, 1)):
-            for shape in shapes[stage]:
-                assert 1 <= shape.num_requests <= min(max_requests, shape.num_tokens)
-                assert shape.num_tokens <= shape.num_requests * most
-                assert 1 <= shape.context <= 200
-            assert len(set(shapes[stage])) == len(shapes[stage])
+    def test_quick_shapes_are_valid_and_reach_the_largest_step(self):
+        for gamma in [1, 5, 16]:
+            for max_requests in [1, 3, 32]:
+                shapes = quick_shapes(STAGES, max_requests, gamma, 200)
+                assert max(s.num_tokens for s in shapes[Stage.TARGET]) == max_requests * (gamma + 1)
+                assert max(s.num_tokens for s in shapes[Stage.COMPANION]) == max_requests * gamma
+                assert max(s.num_tokens for s in shapes[Stage.DRAFT]) == max_requests, gamma
+                for stage, most in (
+                    (Stage.TARGET, gamma + 1),
+                    (Stage.COMPANION, gamma),
+                    (Stage.DRAFT, 1),
+                ):
+                    for shape in shapes[stage]:
+                        assert 1 <= shape.num_requests <= min(max_requests, shape.num_tokens)
+                        assert shape.num_tokens <= shape.num_requests * most, gamma
+                        assert 1 <= shape.context <= 200, gamma
+                    assert len(set(shapes[stage])) == len(shapes[stage]), gamma
 
     def test_quick_shapes_have_two_contexts(self):
         target = quick_shapes(STAGES, 8, 5, 500)[Stage.TARGET]
@@ -285,20 +291,21 @@ class TestMeasuring:
         measured = measure_profile(Models(triple.target), 1, None, 1)
         assert {p.shape.context for p in measured.points} == {4 * (96 - 3) // 5}
 
-    @pytest.mark.parametrize(
-        ("field", "arguments"),
-        [
+    def test_refuses_invalid_sizes(self, triple):
+        for field, arguments in [
             ("contexts", {"contexts": [60]}),
             ("contexts", {"contexts": [0]}),
             ("contexts", {"contexts": []}),
             ("max_batch_size", {"max_batch_size": 0}),
             ("num_speculative_tokens", {"num_speculative_tokens": 0}),
-        ],
-    )
-    def test_refuses_invalid_sizes(self, triple, field, arguments):
-        with pytest.raises(InvalidParameterError) as error:
-            measure_profile(triple, **{"max_batch_size": 1, **arguments})
-        assert error.value.field == field
+        ]:
+            error = error_of(
+                measure_profile,
+                triple,
+                **{"max_batch_size": 1, **arguments},
+                error=InvalidParameterError,
+            )
+            assert error.field == field
 
 
 class TestFile:
@@ -328,9 +335,8 @@ class TestFile:
         renamed = replace(triple, target=replace(triple.target, name="elsewhere"))
         assert load_latency(str(saved), renamed).target_seconds(1) > 0
 
-    @pytest.mark.parametrize(
-        ("edit", "named"),
-        [
+    def test_refuses_a_profile_of_other_models_or_machines(self, saved, triple):
+        for edit, named in [
             (lambda c: c["machine"].update(dtype="bfloat16"), "dtype 'bfloat16'"),
             (lambda c: c["machine"].update(threads=77), "threads 77"),
             (lambda c: c["machine"].update(device="cuda"), "device 'cuda'"),
@@ -340,17 +346,19 @@ class TestFile:
             (lambda c: c["models"]["companion"].update(dtype="int8"), "another companion"),
             (lambda c: c["models"].pop("companion"), "no companion"),
             (lambda c: c["fit"].pop("draft"), "no draft"),
-        ],
-    )
-    def test_refuses_a_profile_of_other_models_or_machines(self, saved, triple, edit, named):
-        with pytest.raises(InvalidParameterError, match="was measured with") as error:
-            load_latency(edited(saved, edit), triple)
-        assert error.value.field == "latency_profile"
-        assert named in error.value.message
+        ]:
+            error = error_of(
+                load_latency,
+                edited(saved, edit),
+                triple,
+                error=InvalidParameterError,
+                match="was measured with",
+            )
+            assert error.field == "latency_profile", edit
+            assert named in error.message, edit
 
-    @pytest.mark.parametrize(
-        "edit",
-        [
+    def test_refuses_files_that_are_not_profiles(self, saved, triple):
+        for edit in [
             lambda c: c.pop("format"),
             lambda c: c.update(format=2),
             lambda c: c.pop("machine"),
@@ -366,19 +374,27 @@ class TestFile:
             lambda c: c["measured"].clear(),
             lambda c: c["measured"][0].pop("context"),
             lambda c: c["measured"][0].update(stage="oracle"),
-        ],
-    )
-    def test_refuses_files_that_are_not_profiles(self, saved, triple, edit):
-        with pytest.raises(InvalidParameterError, match="is not a latency profile") as error:
-            load_latency(edited(saved, edit), triple)
-        assert error.value.field == "latency_profile"
+        ]:
+            error = error_of(
+                load_latency,
+                edited(saved, edit),
+                triple,
+                error=InvalidParameterError,
+                match="is not a latency profile",
+            )
+            assert error.field == "latency_profile", edit
 
-    @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe\x00"])
-    def test_refuses_garbage(self, tmp_path, triple, content):
-        file = tmp_path / "latency.json"
-        file.write_bytes(content)
-        with pytest.raises(InvalidParameterError, match="is not a latency profile"):
-            load_latency(str(file), triple)
+    def test_refuses_garbage(self, tmp_path, triple):
+        for content in [b"", b"{", b"[1]", b"null", b"\xff\xfe\x00"]:
+            file = tmp_path / "latency.json"
+            file.write_bytes(content)
+            error_of(
+                load_latency,
+                str(file),
+                triple,
+                error=InvalidParameterError,
+                match="is not a latency profile",
+            )
 
     def test_refuses_a_missing_file(self, tmp_path, triple):
         with pytest.raises(InvalidParameterError, match="cannot read") as error:
@@ -402,14 +418,14 @@ class TestStaleness:
 
         return edited(file, edit)
 
-    @pytest.mark.parametrize("factor", [1e-4, 1e4])
-    def test_warns_with_the_command_when_the_machine_changed(self, saved, triple, factor):
-        with pytest.warns(DraftwiseWarning, match="draftwise profile-latency") as caught:
-            load_latency(self.scaled(saved, factor), triple)
-        message = str(caught[0].message)
-        assert f"-o {saved}" in message
-        assert f"--target {triple.target.name}" in message
-        assert caught[0].filename == __file__
+    def test_warns_with_the_command_when_the_machine_changed(self, saved, triple):
+        for factor in [1e-4, 1e4]:
+            with pytest.warns(DraftwiseWarning, match="draftwise profile-latency") as caught:
+                load_latency(path := self.scaled(saved, factor), triple)
+            message = str(caught[0].message)
+            assert f"-o {path}" in message, factor
+            assert f"--target {triple.target.name}" in message, factor
+            assert caught[0].filename == __file__, factor
 
     def test_the_command_repeats_the_measurement(self, profile):
         companion = {**profile.models["companion"], "name": "small:int8"}
