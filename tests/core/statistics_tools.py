@@ -126,11 +126,7 @@ class Tree:
 
 
 def random_tree(
-    vocab: int,
-    depth: int,
-    generator: torch.Generator,
-    sharpness: float = 1.0,
-    p_zero: float = 0.0,
+    vocab: int, depth: int, generator: torch.Generator, sharpness: float = 1.0, p_zero: float = 0.0
 ) -> Tree:
     """A random :class:`Tree`: softmax of normal logits, with some impossible tokens per prefix.
 

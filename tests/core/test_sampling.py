@@ -22,6 +22,8 @@ from draftwise.core.sampling import (
     probabilities,
 )
 
+from ..refusals import error_of
+
 property_test = settings(deadline=None, derandomize=True, max_examples=60)
 
 
@@ -128,9 +130,7 @@ def cases(draw, min_rows=1, max_rows=4, greedy=True, max_blocked=0.5):
         presence_penalty=additive_penalties,
         frequency_penalty=additive_penalties,
         bias=st.lists(
-            st.tuples(tokens, st.floats(-5.0, 5.0)),
-            max_size=3,
-            unique_by=lambda pair: pair[0],
+            st.tuples(tokens, st.floats(-5.0, 5.0)), max_size=3, unique_by=lambda pair: pair[0]
         ).map(tuple),
     )
     logits = random_logits(draw(st.integers(0, 10**6)), num_rows, vocab, draw(st.floats(0.2, 8.0)))
@@ -193,13 +193,13 @@ def test_equals_hugging_face(case):
     assert torch.equal(actual > 0, expected > 0)
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 3, 5, 9])
-def test_top_k_keeps_ties_like_hugging_face(top_k):
+def test_top_k_keeps_ties_like_hugging_face():
     """Logits in bfloat16 are often equal. The order of equal logits must not matter."""
-    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, -1.0, 2.0, 3.0]])
-    expected = hugging_face(logits, Row(top_k=top_k), [0])
-    actual = Case([Row(top_k=top_k)], logits, [[0]], [[]]).probabilities()
-    torch.testing.assert_close(actual, expected)
+    for top_k in [1, 2, 3, 5, 9]:
+        logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, -1.0, 2.0, 3.0]])
+        expected = hugging_face(logits, Row(top_k=top_k), [0])
+        actual = Case([Row(top_k=top_k)], logits, [[0]], [[]]).probabilities()
+        torch.testing.assert_close(actual, expected)
 
 
 def reference(case):
@@ -335,17 +335,20 @@ OFF = {
 TEMPERATURE = torch.tensor([0.7, 0.0, 1.3])
 
 
-@pytest.mark.parametrize("name", OFF)
-def test_a_disabled_parameter_changes_nothing(name):
-    logits = random_logits(3, 3, 11, 3.0)
-    token_history = token_history_of([[1, 2], [3], [4]], [[1], [], [5, 5]])
-    plain = LogitControls(TEMPERATURE, all_greedy=False)
-    off = LogitControls(TEMPERATURE, all_greedy=False, **{name: OFF[name]})
-    assert not plain.uses_token_history
-    assert off.uses_token_history == name.endswith("penalty")
-    torch.testing.assert_close(
-        probabilities(logits, off, token_history), probabilities(logits, plain), rtol=1e-6, atol=0
-    )
+def test_a_disabled_parameter_changes_nothing():
+    for name in OFF:
+        logits = random_logits(3, 3, 11, 3.0)
+        token_history = token_history_of([[1, 2], [3], [4]], [[1], [], [5, 5]])
+        plain = LogitControls(TEMPERATURE, all_greedy=False)
+        off = LogitControls(TEMPERATURE, all_greedy=False, **{name: OFF[name]})
+        assert not plain.uses_token_history, name
+        assert off.uses_token_history == name.endswith("penalty")
+        torch.testing.assert_close(
+            probabilities(logits, off, token_history),
+            probabilities(logits, plain),
+            rtol=1e-6,
+            atol=0,
+        )
 
 
 def test_top_p_of_one_keeps_even_the_least_likely_token():
@@ -392,11 +395,10 @@ def test_logits_of_any_type_are_processed_in_float32(dtype):
     assert torch.equal(actual, in_float32)
 
 
-@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_penalties_without_a_history_are_refused(name):
-    controls = LogitControls(torch.ones(1), all_greedy=False, **{name: torch.tensor([1.5])})
-    with pytest.raises(ValueError, match="history"):
-        probabilities(torch.zeros(1, 4), controls)
+def test_penalties_without_a_history_are_refused():
+    for name in ["repetition_penalty", "presence_penalty", "frequency_penalty"]:
+        controls = LogitControls(torch.ones(1), all_greedy=False, **{name: torch.tensor([1.5])})
+        error_of(probabilities, torch.zeros(1, 4), controls, error=ValueError, match="history")
 
 
 class TestMasks:

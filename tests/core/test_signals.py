@@ -42,10 +42,10 @@ def tensor(*values):
 
 
 class TestEntropy:
-    @pytest.mark.parametrize("size", [1, 2, 10, 4096])
-    def test_uniform(self, size):
-        q = torch.full((size,), 1 / size, dtype=torch.float64)
-        assert entropy(q).item() == pytest.approx(math.log(size), abs=1e-12)
+    def test_uniform(self):
+        for size in [1, 2, 10, 4096]:
+            q = torch.full((size,), 1 / size, dtype=torch.float64)
+            assert entropy(q).item() == pytest.approx(math.log(size), abs=1e-12)
 
     def test_a_coin(self):
         expected = -(0.1 * math.log(0.1) + 0.9 * math.log(0.9))
