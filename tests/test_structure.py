@@ -74,6 +74,7 @@ MAY_IMPORT = {
         "policies",
         "profiling",
         "speculation",
+        "values",
     },
     "distillation": {
         "checkpoints",
@@ -94,7 +95,6 @@ MAY_IMPORT = {
     },
     "llm": {
         "building",
-        "checkpoints",
         "devices",
         "engine",
         "errors",

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 
-from draftwise.building import BuildSettings, EngineBuilder
-from draftwise.checkpoints.mtp import refuse_mtp
+from draftwise.building import EngineBuilder
 from draftwise.devices import resolve_device
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.call import Call
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import cache_bytes
+from draftwise.engine.parallel.build import ParallelOptions
 from draftwise.engine.request import Request
-from draftwise.engine.suffix.loading import tokenizer_fingerprint
-from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
+from draftwise.engine.suffix.loading import save_corpus
+from draftwise.errors import ClosedError, DraftwiseError
 from draftwise.models.host_memory import return_free_memory
-from draftwise.models.loading import LoadedModel, weight_types
+from draftwise.models.loading import LoadedModel
 from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
 from draftwise.speculation import RequestSpeculation, SpeculationConfig
-from draftwise.values import boolean, integer, number, path_name, shown
+from draftwise.values import path_name
 
 Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
 
 
-@dataclass(frozen=True)
-class _Resources:
+class _Parts(NamedTuple):
     """Objects that an ``LLM`` owns until it is closed."""
 
     builder: EngineBuilder
@@ -57,8 +53,7 @@ class LLM:
         companion: the loaded companion model, if any.
         speculation: speculation settings; ``None`` for target-only decoding.
         max_chunk_tokens: maximum number of prompt tokens processed per step.
-        engine: the engine, for callers that run the step loop themselves. It may be used alongside
-            :meth:`generate` and :meth:`stream`; its class describes what such a loop must do.
+        engine: the engine that runs the requests.
     """
 
     def __init__(
@@ -110,51 +105,24 @@ class LLM:
         Raises:
             DraftwiseError: a typed error that names the invalid argument.
         """
-        target = path_name("target", target, "model")
-        speculation = _configuration(speculation)
-        max_batch_size = integer("max_batch_size", max_batch_size, 1)
-        max_chunk_tokens = integer("max_chunk_tokens", max_chunk_tokens, 1)
-        draft_replicas = integer("draft_replicas", draft_replicas, 1)
-        if max_model_len is not None:
-            max_model_len = integer("max_model_len", max_model_len, 1)
-        if cache_gib is not None:
-            cache_gib = number("cache_gib", cache_gib, 0.0, math.inf, low_open=True)
-        if overlap is not None and not isinstance(overlap, bool):
-            raise InvalidParameterError(
-                "overlap", f"must be true, false or None, got {shown(overlap)}"
-            )
-        boolean("enable_prefix_caching", enable_prefix_caching)
-        boolean("trust_remote_code", trust_remote_code)
-        if on_status is not None and not callable(on_status):
-            raise InvalidParameterError("on_status", f"must be callable, got {shown(on_status)}")
-        resolved_device = resolve_device(device)
-        if speculation is not None:
-            # Before the target is loaded, which may take long.
-            refuse_mtp(target, speculation.draft_names, speculation.method)
-
+        self.speculation = SpeculationConfig.of(speculation)
+        where = resolve_device(device)
+        options = EngineOptions(
+            max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, where), enable_prefix_caching
+        )
         builder = EngineBuilder(
             target,
+            dtype,
+            where,
             max_model_len,
-            BuildSettings(
-                weight_types(dtype, resolved_device),
-                resolved_device,
-                trust_remote_code,
-                EngineOptions(
-                    max_batch_size,
-                    max_chunk_tokens,
-                    cache_bytes(cache_gib, resolved_device),
-                    enable_prefix_caching,
-                ),
-                overlap,
-                draft_replicas,
-                cache_gib is None,
-                on_status or _ignore_status,
-            ),
+            trust_remote_code,
+            on_status,
+            options,
+            ParallelOptions(overlap, draft_replicas),
+            fits_context=cache_gib is None,
         )
-        self.max_chunk_tokens = max_chunk_tokens
-        self.speculation: SpeculationConfig | None
-        self._resources: _Resources | None = None
-        self._set_builder(builder, Models(builder.target), speculation)
+        self.max_chunk_tokens = options.max_chunk_tokens
+        self._open_parts: _Parts | None = _Parts(builder, *builder.build(self.speculation))
 
     def with_speculation(self, speculation: SpeculationConfig | Mapping[str, Any] | None) -> LLM:
         """Create another ``LLM`` with other speculation settings on the same loaded target.
@@ -164,8 +132,9 @@ class LLM:
         Raises:
             InvalidParameterError: the settings are invalid.
         """
-        other = copy(self)
-        other._set_builder(self._builder, self._models, _configuration(speculation))
+        builder, other = self._parts.builder, copy(self)
+        other.speculation = SpeculationConfig.of(speculation)
+        other._open_parts = _Parts(builder, *builder.build(other.speculation))
         return other
 
     def change_speculation(self, **changes: Any) -> None:
@@ -185,7 +154,7 @@ class LLM:
     def load_models(self, speculation: SpeculationConfig) -> Models:
         """Load the draft and the companion of a configuration.
 
-        Models that are already loaded are shared.
+        Models that an engine of this target uses are shared.
 
         Returns:
             The models, including the target.
@@ -193,17 +162,17 @@ class LLM:
         Raises:
             DraftwiseError: a model cannot be loaded, or its vocabulary differs from the target's.
         """
-        return self._builder.load_models(speculation, self._models)
+        return self._parts.builder.load_models(speculation)
 
     @property
     def target(self) -> LoadedModel:
         """The loaded target model."""
-        return self._models.target
+        return self._parts.models.target
 
     @property
     def draft(self) -> LoadedModel | None:
         """The loaded draft model, if any."""
-        return self._models.draft
+        return self._parts.models.draft
 
     @property
     def draft_names(self) -> tuple[str, ...]:
@@ -213,7 +182,7 @@ class LLM:
     @property
     def companion(self) -> LoadedModel | None:
         """The loaded companion model, if any."""
-        return self._models.companion
+        return self._parts.models.companion
 
     def save_corpus(self, path: str | PathLike[str]) -> None:
         """Save the texts that drafts continue, to name them as ``SpeculationConfig.corpus`` later.
@@ -225,49 +194,22 @@ class LLM:
             InvalidParameterError: there is no corpus, the target has no tokenizer, ``path`` is no
                 path or does not end with ``.safetensors``, or the file cannot be written.
         """
-        corpus = self.engine.corpus
-        if corpus is None:
-            raise InvalidParameterError(
-                "corpus", "there is none; set corpus or remember_outputs in SpeculationConfig"
-            )
-        name = path_name("path", path, "file")
-        if not name.endswith(".safetensors"):
-            raise InvalidParameterError("path", f"must end with .safetensors, got {name!r}")
-        tokenizer = self.target.tokenizer
-        if tokenizer is None:
-            raise InvalidParameterError(
-                "corpus", "the target has no tokenizer, so a saved corpus could not be loaded again"
-            )
-        try:
-            corpus.save(name, tokenizer_fingerprint(tokenizer))
-        except (OSError, SafetensorError) as error:
-            raise InvalidParameterError("path", f"cannot be written: {error}") from error
+        save_corpus(self.engine.corpus, path_name("path", path, "file"), self.target.tokenizer)
 
     @property
     def engine(self) -> Engine:
-        """The engine that runs the requests."""
-        return self._open_resources.engine
+        """The engine, for callers that run the step loop themselves.
+
+        It may be used alongside :meth:`generate` and :meth:`stream`; its class describes what such
+        a loop must do.
+        """
+        return self._parts.engine
 
     @property
-    def _models(self) -> Models:
-        return self._open_resources.models
-
-    @property
-    def _builder(self) -> EngineBuilder:
-        return self._open_resources.builder
-
-    @property
-    def _open_resources(self) -> _Resources:
-        if self._resources is None:
+    def _parts(self) -> _Parts:
+        if self._open_parts is None:
             raise ClosedError("LLM", "it is closed; create a new LLM")
-        return self._resources
-
-    def _set_builder(
-        self, builder: EngineBuilder, loaded: Models, speculation: SpeculationConfig | None
-    ) -> None:
-        engine, models = builder.build(speculation, loaded)
-        self._resources = _Resources(builder, engine, models)
-        self.speculation = speculation
+        return self._open_parts
 
     def close(self) -> None:
         """Free the memory of models and caches, and end threads and processes.
@@ -276,10 +218,10 @@ class LLM:
         later calls raise one. Another ``LLM`` made by :meth:`with_speculation`
         stays usable. ``del llm`` frees the memory as well. Closing twice has no effect.
         """
-        resources, self._resources = self._resources, None
-        if resources is not None:
-            resources.engine.close()
-            del resources
+        parts, self._open_parts = self._open_parts, None
+        if parts is not None:
+            parts.engine.close()
+            del parts
             return_free_memory()
 
     def __enter__(self) -> LLM:
@@ -297,8 +239,8 @@ class LLM:
         free_memory: Callable[[], None] = return_free_memory,
     ) -> None:
         # The engine may have another owner, so it is not closed.
-        if getattr(self, "_resources", None) is not None and not is_finalizing():
-            self._resources = None
+        if getattr(self, "_open_parts", None) is not None and not is_finalizing():
+            self._open_parts = None
             free_memory()
 
     def generate(
@@ -341,7 +283,7 @@ class LLM:
             if on_step is None:
                 call.finish()
             while not call.is_over:
-                advanced = call.advance(_identity)
+                advanced = call.advance(lambda request: request)
                 if on_step is not None:
                     on_step(advanced)
         finally:
@@ -434,7 +376,7 @@ class LLM:
             Text and token ids of the prompt, or the error.
         """
         try:
-            with self._builder.tokenizing:
+            with self._parts.builder.tokenizing:
                 inputs = tokenize(self.target.tokenizer, prompt)
             if params.structured_outputs is not None:
                 self.engine.grammars.matcher(params.structured_outputs)  # fills the cache
@@ -449,30 +391,5 @@ class LLM:
             PromptError: the prompt is empty or malformed, or needs a tokenizer and the target has
                 none.
         """
-        with self._builder.tokenizing:
+        with self._parts.builder.tokenizing:
             return tokenize(self.target.tokenizer, prompt)[1]
-
-
-def _identity(request: Request) -> Request:
-    return request
-
-
-def _ignore_status(status: str) -> None:
-    """Default of ``on_status``."""
-
-
-def _configuration(
-    speculation: SpeculationConfig | Mapping[str, Any] | None,
-) -> SpeculationConfig | None:
-    """The settings that a caller gave.
-
-    Raises:
-        InvalidParameterError: they are invalid.
-    """
-    if isinstance(speculation, Mapping):
-        speculation = SpeculationConfig.from_dict(speculation)
-    if not isinstance(speculation, SpeculationConfig | None):
-        raise InvalidParameterError(
-            "speculation", f"must be a SpeculationConfig or a mapping, got {shown(speculation)}"
-        )
-    return speculation

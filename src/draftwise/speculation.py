@@ -241,6 +241,21 @@ class SpeculationConfig:
         return self.lenience[max(least for least in self.lenience if least <= num_waiting)]
 
     @classmethod
+    def of(cls, given: SpeculationConfig | Mapping[str, Any] | None) -> SpeculationConfig | None:
+        """The settings that a caller gave, which may be a mapping; see :meth:`from_dict`.
+
+        Raises:
+            InvalidParameterError: they are invalid.
+        """
+        if isinstance(given, Mapping):
+            return cls.from_dict(given)
+        if given is not None and not isinstance(given, cls):
+            raise InvalidParameterError(
+                "speculation", f"must be a SpeculationConfig or a mapping, got {shown(given)}"
+            )
+        return given
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:
         """Build from external input, which may use the keys of vLLM's ``--speculative-config``.
 

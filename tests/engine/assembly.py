@@ -3,7 +3,7 @@
 from draftwise import LLM, SamplingParams
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
-from draftwise.engine.parallel.overlap import OverlapOptions, OverlappedEngine
+from draftwise.engine.parallel.overlap import OverlappedEngine
 from draftwise.outputs import FinishReason
 from draftwise.policies import policy_class
 
@@ -40,7 +40,7 @@ def assemble(target, draft, companion, max_batch_size, overlaps=False, **specula
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,
     )
-    return OverlappedEngine(*parts, overlap=OverlapOptions()) if overlaps else Engine(*parts)
+    return OverlappedEngine(*parts) if overlaps else Engine(*parts)
 
 
 def assemble_recipe(models, recipe, max_batch_size, draft_noise=0.1, **speculation):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from draftwise import LLM
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
-from draftwise.engine.parallel.overlap import OverlapOptions, OverlappedEngine
+from draftwise.engine.parallel.overlap import OverlappedEngine
 from draftwise.policies import policy_class
 
 from ..stand_ins import fixed_latency, profile, unguarded
@@ -64,9 +64,8 @@ def engine_with_head(
         options,
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,
-        policy_object,
     )
-    return OverlappedEngine(*parts, overlap=OverlapOptions()) if overlaps else Engine(*parts)
+    return OverlappedEngine(*parts) if overlaps else Engine(*parts, policy=policy_object)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,11 @@ import pytest
 import torch
 
 from draftwise import LLM, RequestSpeculation, SamplingParams
-from draftwise.core.latency import LatencyModel
+from draftwise.core.latency import Interference, LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import EngineOptions
 from draftwise.engine.parallel import overlap, pinned_threads
-from draftwise.engine.parallel.overlap import (
-    Interference,
-    OverlapDecision,
-    OverlapOptions,
-    OverlappedEngine,
-)
+from draftwise.engine.parallel.overlap import OverlapDecision, OverlappedEngine
 from draftwise.engine.parallel.pinned_threads import PinnedThread, shares
 from draftwise.engine.verification import TargetVerifier
 from draftwise.errors import InvalidParameterError
@@ -312,20 +307,8 @@ class TestOverlapOption:
                 speculation,
                 EngineOptions(4),
                 fixed_latency(),
-                overlap=OverlapOptions(),
             )
         assert caught.value.field == "overlap"
-
-    def test_a_policy_instance_is_refused(self, models):
-        llm = build(models, overlaps=False)
-        with pytest.raises(InvalidParameterError, match="for each half"):
-            OverlappedEngine(
-                llm.load_models(llm.speculation),
-                llm.speculation,
-                EngineOptions(4),
-                policy=llm.engine.policies.default,
-                overlap=OverlapOptions(),
-            )
 
     @pytest.mark.filterwarnings("ignore:latency_profile")  # the machine may be busier by now
     @pytest.mark.parametrize("interference", [False, True])

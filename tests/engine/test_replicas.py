@@ -1,16 +1,13 @@
 """Drafting in two processes gives the same outputs as drafting in one."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
-from draftwise import LLM, RequestSpeculation, SamplingParams
-from draftwise.engine.assembly import EngineOptions
-from draftwise.engine.engine import Engine
-from draftwise.engine.parallel.replicas.assembly import ReplicaAssembly
+from draftwise import LLM, RequestSpeculation, SamplingParams, building
+from draftwise.engine.parallel.replicas.messages import ModelSpec, ReplicaSpec
 from draftwise.engine.parallel.replicas.processes import Replicas
+from draftwise.engine.parallel.replicas.replicated import check_replicas
 from draftwise.errors import InvalidParameterError, ReplicaError
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
@@ -92,7 +89,7 @@ def test_companions_of_replicas_score_their_requests(models):
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "sv"])
-def test_texts_follow_the_target(models, policy):
+def test_texts_follow_the_target(models, policy, monkeypatch):
     """Replicas apply the policy's rule. With ``sv`` they also score drafts."""
     recipe = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 1})
     draft, companion = recipe.draft(0.1), recipe.draft(noise=0.2, noise_seed=2)
@@ -100,7 +97,7 @@ def test_texts_follow_the_target(models, policy):
     names = {"draft": models.folder(draft), "policy": policy, "num_speculative_tokens": 3}
     if policy == "sv":
         names["companion"] = models.folder(companion)
-    llm._builder._latency = lambda *_: fixed_latency()
+    monkeypatch.setattr(building, "measure_latency", lambda *_: fixed_latency())
     llm = llm.with_speculation(unguarded(**names))
     params = [SamplingParams(max_tokens=3, seed=seed) for seed in range(8000)]
     outputs = llm.generate([[1, 2, 3]] * len(params), params)
@@ -139,31 +136,20 @@ class TestFailures:
         llm.close()
         assert process.poll() == 0
 
-    def test_a_replica_that_cannot_load_its_model_is_reported(self, models, monkeypatch):
-        from draftwise.engine.parallel.replicas import messages
-
-        spec = messages.ModelSpec("/nowhere", "draft", torch.float32, 16, False, None)
+    def test_a_replica_that_cannot_load_its_model_is_reported(self):
+        spec = ModelSpec("/nowhere", "draft", torch.float32, 16, False)
         with pytest.raises(Exception, match="/nowhere"):
-            Replicas([messages.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["?"])
+            Replicas([ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["?"])
 
     def test_a_replica_with_another_model_is_refused(self, models):
-        from draftwise.engine.parallel.replicas import messages
-
-        folder = models.folder(RECIPE.draft())
-        spec = messages.ModelSpec(folder, "draft", torch.float32, 16, False, None)
+        spec = ModelSpec(models.folder(RECIPE.draft()), "draft", torch.float32, 16, False)
         with pytest.raises(ReplicaError, match="other models"):
-            Replicas([messages.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["another"])
+            Replicas([ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["another"])
 
     def test_replicas_refuse_unsupported_policies_and_overlap(self, models):
         llm = build(models, 1)
         with pytest.raises(InvalidParameterError, match="uses the target while it drafts"):
-            Engine(
-                llm.load_models(llm.speculation),
-                unguarded("x", policy="oracle"),
-                EngineOptions(),
-                fixed_latency(),
-                assemble=partial(ReplicaAssembly, object()),
-            )
+            check_replicas(llm.load_models(llm.speculation), unguarded("x", policy="oracle"))
         with pytest.raises(InvalidParameterError, match="combined with draft_replicas"):
             build(models, 2, overlap=True)
 

@@ -366,8 +366,8 @@ def test_grammars_of_cancelled_requests_are_not_compiled():
 
 
 def test_an_error_while_a_request_is_cancelled_ends_the_others():
-    module = "__import__('draftwise.engine.engine', fromlist=['-'])"
-    fail = f"setattr({module}.Engine, '_finish_started_steps', lambda _: 1 / 0)"
+    module = "__import__('draftwise.engine.scheduler', fromlist=['-'])"
+    fail = f"setattr({module}.Scheduler, 'cancel', lambda *_: 1 / 0)"
     ping = "__import__('draftwise.serving.messages', fromlist=['-']).Ping()"
     with watched() as (server, expected), ThreadPoolExecutor(1) as pool:
         feed(server, Call(eval, f"({fail}, {ping})[1]"))

@@ -8,9 +8,23 @@ seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from draftwise.core.stage_cost import LiveCost, StageCost
+
+
+@dataclass(frozen=True)
+class Interference:
+    """Slowdown of passes that run at the same time, relative to a pass alone on all cores.
+
+    Attributes:
+        target: slowdown of the target's pass.
+        draft: slowdown of the draft model's passes.
+    """
+
+    target: float
+    draft: float
 
 
 class LatencyModel:
@@ -24,12 +38,19 @@ class LatencyModel:
         draft: profiled cost of the draft's pass, as a function of the number of requests that
             draft.
         companion: profiled cost of the companion's pass.
+        interference: slowdown of target and draft that run at the same time; ``None`` if it was not
+            measured.
     """
 
     def __init__(
-        self, target: StageCost, draft: StageCost | None = None, companion: StageCost | None = None
+        self,
+        target: StageCost,
+        draft: StageCost | None = None,
+        companion: StageCost | None = None,
+        interference: Interference | None = None,
     ) -> None:
         """Start from profiled costs; a stage that is ``None`` costs nothing."""
+        self.interference = interference
         self.restart(target, draft, companion)
 
     def restart(

@@ -1,13 +1,15 @@
-"""The parts of an engine and how they are created from models and options."""
+"""What puts the parts of an engine together, from models and options."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftwise.core.latency import LatencyModel
+from draftwise.engine.batch import HistoryStore
 from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_model import CachedModel
-from draftwise.engine.companion import Companion, CompanionModel
+from draftwise.engine.companion import CompanionModel
 from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.mapped_model import new_cached_model
 from draftwise.engine.oracle import TargetOracle
@@ -22,8 +24,10 @@ from draftwise.engine.proposers import (
 from draftwise.engine.proposers.by_name import PROPOSERS, model_free_proposers
 from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.proposers.model import ModelProposer
+from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
+from draftwise.engine.verification import TargetVerifier
 from draftwise.errors import CacheExhaustedError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.model import ExitModel
@@ -35,6 +39,7 @@ from draftwise.models.prefix_store import BLOCK_SIZE
 from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 from draftwise.speculation import SpeculationConfig
+from draftwise.values import boolean, integer, set_fields
 
 # Minimum of ``max_new_tokens``, so that ``num_speculative_tokens`` can be raised later.
 _MIN_NEW_TOKENS = 64
@@ -53,12 +58,23 @@ class EngineOptions:
         max_chunk_tokens: prompt tokens processed per step, over all requests.
         cache_bytes: memory for the key-value caches of all models; ``None`` for no limit.
         caches_prefixes: whether requests that begin with the same tokens compute them once.
+
+    Raises:
+        InvalidParameterError: a value is out of range; names the argument of an ``LLM``.
     """
 
     max_batch_size: int = 32
     max_chunk_tokens: int = 512
     cache_bytes: int | None = None
     caches_prefixes: bool = True
+
+    def __post_init__(self) -> None:
+        boolean("enable_prefix_caching", self.caches_prefixes)
+        set_fields(
+            self,
+            max_batch_size=integer("max_batch_size", self.max_batch_size, 1),
+            max_chunk_tokens=integer("max_chunk_tokens", self.max_chunk_tokens, 1),
+        )
 
 
 @dataclass(frozen=True)
@@ -83,17 +99,15 @@ class Models:
 
 
 class Assembly:
-    """Creates the parts of an engine. A subclass may replace some of them.
+    """Creates the parts of an engine.
 
     Attributes:
-        models: the loaded models.
-        speculation: how to speculate.
-        options: size limits.
-        caches: the key-value caches of all models, the target's first.
         max_new_tokens: maximum number of new tokens of one request in one pass. The caches of
             layers that attend to a window are allocated for it.
         corpus: texts that drafts may continue; ``None`` without a corpus.
-        kept_states: what exits of the target leave for its passes; ``None`` without an exit.
+        draft_model: the draft model with its cache; ``None`` without one.
+        companion_model: the companion model with its cache; ``None`` without one.
+        prefixes: the prefix cache; ``None`` if it is switched off or has no memory.
     """
 
     def __init__(
@@ -109,20 +123,20 @@ class Assembly:
 
         Raises:
             InvalidParameterError: the given options cannot be combined.
+            CacheExhaustedError: there is not enough memory for the caches.
         """
-        self.models, self.speculation, self.options = models, speculation, options
+        self._models, self._speculation, self._options = models, speculation, options
         target = models.target
         self._vocab_size, self._device = target.model.vocab_size, target.model.device
-        self._given_policy = policy
         self.max_new_tokens = max(
             options.max_chunk_tokens, speculation.num_speculative_tokens + 1, _MIN_NEW_TOKENS
         )
-        self.caches = [self._new_cache(target)]
+        self._target_cache = self._new_cache(target)
+        self._caches = [self._target_cache]
         self._cached_models: list[CachedModel] = []
-        self.kept_states = KeptStates(target.model) if models.have_exit else None
+        self._kept_states = KeptStates(target.model) if models.have_exit else None
         proposers = proposer_names(speculation, models)
         self.corpus = self._load_corpus(proposers)
-        self._remembers_outputs = False
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
             _with_costs_of(proposers, latency),
@@ -134,90 +148,118 @@ class Assembly:
         )
         if self._context.drafts_trees:
             target.model.compile_for_trees()
-        self._first_policy = policy or self.new_policy()
-        self.check(self._first_policy)
-        if not self._first_policy.needs_draft:
+        policy = policy or self._new_policy()
+        if not policy.needs_draft:
             proposers = []
-        draft = companion = oracle = None
-        if self._first_policy.uses_target_oracle:
-            oracle = TargetOracle(self._cached_model(target))
-        if models.draft is not None and self._first_policy.needs_draft:
+        self._oracle = draft = companion = None
+        if policy.uses_target_oracle:
+            self._oracle = TargetOracle(self._cached_model(target))
+        if models.draft is not None and policy.needs_draft:
             draft = self._cached_model(models.draft)
-        if models.companion is not None and self._first_policy.uses_companion():
+        if models.companion is not None and policy.uses_companion():
             offers_only = draft is None and any(
                 PROPOSERS[name].estimates_acceptance for name in proposers
             )
-            if offers_only and not self._first_policy.scores_offers:
+            if offers_only and not policy.scores_offers:
                 raise InvalidParameterError(
                     "companion",
-                    f"{self._first_policy.name!r} lets it score drafts of a draft model only, and "
-                    "there is no draft model",
+                    f"{policy.name!r} lets it score drafts of a draft model only, and there is no "
+                    "draft model",
                 )
             companion = self._cached_model(models.companion)
-        self._proposer_names, self._oracle = proposers, oracle
-        self._draft_model, self._companion_model = draft, companion
+        self._first_policy, self._proposers = policy, proposers
+        self.draft_model, self.companion_model = draft, companion
         # Later policies can only use the models that were set up for the first one.
         self._context = replace(
             self._context, has_draft=bool(proposers), has_companion=companion is not None
         )
+        num_blocks = self._num_prefix_blocks()
+        self._max_cached_tokens = self._most_cached_tokens(num_blocks)
+        self.prefixes = None
+        if num_blocks:
+            self.prefixes = PrefixCache(self._target_cache, self._cached_models, num_blocks)
 
-    def check(self, policy: Policy) -> None:
-        """Raise an error if a policy cannot be combined with this engine.
+    def pipelines(self, count: int = 1) -> list[SpeculationPipeline]:
+        """Create pipelines, which share the models' caches. Each one has its own policies."""
+        made = []
+        for index in range(count):
+            policies = self.policies(self._new_policy() if index else None)
+            # All pipelines follow all requests, so one of them stores their outputs.
+            remembers = self._speculation.remember_outputs and not index
+            proposer = self._proposer(self.proposer_context(remembers))
+            companion = None
+            if self.companion_model is not None:
+                companion = CompanionModel(self.companion_model, self._vocab_size)
+            made.append(SpeculationPipeline(policies, proposer, companion, self._oracle))
+        return made
 
-        Raises:
-            InvalidParameterError: the policy is incompatible; the error names the parameter.
-        """
-
-    def new_policy(self) -> Policy:
-        """Create the policy that the configuration names."""
-        return create_policy(
-            self.speculation.policy_name,
-            replace(self._context, for_studies=True),
-            self.speculation.policy_options,
-        )
-
-    def pipeline(self, policy: Policy | None = None) -> SpeculationPipeline:
-        """Create a pipeline. All pipelines share the models' caches.
+    def policies(self, default: Policy | None = None) -> PolicyRouter:
+        """Create the policies of a pipeline.
 
         Args:
-            policy: the default policy; ``None`` for the one that was created first.
+            default: policy of requests that name none; ``None`` for the one that the caches were
+                allocated for.
         """
-        policies = PolicyRouter(self._context, policy or self._first_policy)
-        return SpeculationPipeline(policies, self.proposer(), self.companion(), self._oracle)
+        return PolicyRouter(self._context, default or self._first_policy)
 
-    def proposer(self) -> Proposer:
-        """Create the proposer."""
-        context = self.proposer_context()
-        made = [create_proposer(name, context) for name in self._proposer_names or ["none"]]
+    def scheduler(self, pipelines: Sequence[SpeculationPipeline]) -> Scheduler:
+        """Create the scheduler, which the parts of all pipelines follow."""
+        return Scheduler(
+            self._target_cache,
+            [follower for pipeline in pipelines for follower in pipeline.followers],
+            HistoryStore(self._options.max_batch_size, self._device),
+            self._vocab_size,
+            self._options.max_chunk_tokens,
+            self._speculation.num_speculative_tokens,
+            self._max_cached_tokens,
+            self.prefixes,
+        )
+
+    def verifier(self, state_layers: tuple[int, ...]) -> TargetVerifier:
+        """Create the verifier.
+
+        Args:
+            state_layers: the target's hidden states that the proposer reads; empty for none.
+        """
+        return TargetVerifier(
+            self._models.target.model, self._target_cache, state_layers, self._kept_states
+        )
+
+    def proposer_context(self, remembers_outputs: bool = False) -> ProposerContext:
+        """The context in which a proposer is created.
+
+        Args:
+            remembers_outputs: whether the proposer adds the outputs of ended requests to the
+                corpus.
+        """
+        return ProposerContext(
+            self._vocab_size,
+            self._device,
+            self._options.max_batch_size,
+            self._models.target.max_model_len,
+            self.draft_model,
+            self._oracle,
+            self.corpus,
+            remembers_outputs,
+            self._speculation.tree_width,
+        )
+
+    def _new_policy(self) -> Policy:
+        """Create the policy that the configuration names."""
+        return create_policy(
+            self._speculation.policy_name,
+            replace(self._context, for_studies=True),
+            self._speculation.policy_options,
+        )
+
+    def _proposer(self, context: ProposerContext) -> Proposer:
+        made = [create_proposer(name, context) for name in self._proposers or ["none"]]
         if len(made) == 1:
             return made[0]
         offers, drafter = made
         assert isinstance(offers, TokenProposer)
         assert isinstance(drafter, ModelProposer)
         return HybridProposer(context, offers, drafter)
-
-    def companion(self) -> Companion | None:
-        """Create the companion; ``None`` without a companion model."""
-        if self._companion_model is None:
-            return None
-        return CompanionModel(self._companion_model, self._vocab_size)
-
-    def proposer_context(self) -> ProposerContext:
-        """The context from which a pipeline's proposers are created."""
-        # All pipelines follow all requests, so one of them stores their outputs.
-        remembers = self.speculation.remember_outputs and not self._remembers_outputs
-        self._remembers_outputs |= remembers
-        return ProposerContext(
-            self._vocab_size,
-            self._device,
-            self.options.max_batch_size,
-            self.models.target.max_model_len,
-            self._draft_model,
-            self._oracle,
-            self.corpus,
-            remembers,
-            self.speculation.tree_width,
-        )
 
     def _drafts_trees(self, proposers: list[str]) -> bool:
         """Whether the drafts are token trees.
@@ -226,9 +268,9 @@ class Assembly:
             InvalidParameterError: the proposers draft chains, the companion scores chains only, or
                 the target attends to chunks.
         """
-        if self.speculation.tree_width == 1 or not proposers:
+        if self._speculation.tree_width == 1 or not proposers:
             return False
-        draft, companion = self.models.draft, self.models.companion
+        draft, companion = self._models.draft, self._models.companion
         if companion is not None:
             raise InvalidParameterError(
                 "tree_width", "a companion scores chains only; leave it out, or set it to 1"
@@ -244,7 +286,7 @@ class Assembly:
                 "token trees come from 'suffix', a head, or a draft model with the target's "
                 "tokens; set it to 1",
             )
-        if any(layer.chunk is not None for layer in self.models.target.model.layers):
+        if any(layer.chunk is not None for layer in self._models.target.model.layers):
             # A token of a tree may lie behind the end of the chunk that its text belongs to.
             raise InvalidParameterError(
                 "tree_width", "the target attends to chunks of the text; set it to 1"
@@ -257,22 +299,38 @@ class Assembly:
         Raises:
             InvalidParameterError: no proposer uses a corpus, or it cannot be loaded.
         """
-        speculation = self.speculation
+        speculation = self._speculation
         for name in ("corpus", "remember_outputs"):
             if getattr(speculation, name) and "suffix" not in proposers:
                 raise InvalidParameterError(name, "needs the draft 'suffix'")
-        return load_corpus(speculation, self.models.target.tokenizer)
+        return load_corpus(speculation, self._models.target.tokenizer)
 
-    def max_cached_tokens(self) -> int:
+    def _num_prefix_blocks(self) -> int:
+        """Blocks of the prefix cache; 0 for none.
+
+        They use at most a part of the memory for the caches, and leave room for the longest
+        request.
+        """
+        if not self._options.caches_prefixes:
+            return 0
+        target, cache_bytes = self._target_cache, self._options.cache_bytes
+        running = target.num_cache_slots * target.capacity // BLOCK_SIZE
+        if cache_bytes is None:
+            return int(_PREFIX_SHARE * running)
+        longest = target.capacity * sum(cache.bytes_per_token for cache in self._caches)
+        left = cache_bytes - longest - sum(cache.ring_bytes for cache in self._caches)
+        room = max(0, min(int(_PREFIX_SHARE * cache_bytes), left))
+        return min(_MAX_PREFIXES * running, room // self._block_bytes())
+
+    def _most_cached_tokens(self, num_prefix_blocks: int) -> int:
         """The maximum number of cache tokens reserved over all requests."""
-        target, cache_bytes = self.caches[0], self.options.cache_bytes
+        target, cache_bytes = self._target_cache, self._options.cache_bytes
         whole = target.num_cache_slots * target.capacity
         if cache_bytes is None:
             return whole
-        rings = sum(cache.ring_bytes for cache in self.caches)
-        rest = cache_bytes - rings
-        rest -= self.num_prefix_blocks() * self._block_bytes()
-        per_token = sum(cache.bytes_per_token for cache in self.caches)
+        rings = sum(cache.ring_bytes for cache in self._caches)
+        rest = cache_bytes - rings - num_prefix_blocks * self._block_bytes()
+        per_token = sum(cache.bytes_per_token for cache in self._caches)
         most = min(whole, max(0, rest) // per_token) if per_token else whole
         if most < 1:
             raise CacheExhaustedError(
@@ -283,48 +341,24 @@ class Assembly:
             )
         return most
 
-    def prefix_cache(self) -> PrefixCache | None:
-        """Create the prefix cache; ``None`` if it is switched off or has no memory."""
-        num_blocks = self.num_prefix_blocks()
-        if not num_blocks:
-            return None
-        return PrefixCache(self.caches[0], self._cached_models, num_blocks)
-
-    def num_prefix_blocks(self) -> int:
-        """Blocks of the prefix cache.
-
-        They use at most a part of the memory for the caches, and leave room for the longest
-        request.
-        """
-        if not self.options.caches_prefixes:
-            return 0
-        target, cache_bytes = self.caches[0], self.options.cache_bytes
-        running = target.num_cache_slots * target.capacity // BLOCK_SIZE
-        if cache_bytes is None:
-            return int(_PREFIX_SHARE * running)
-        longest = target.capacity * sum(cache.bytes_per_token for cache in self.caches)
-        left = cache_bytes - longest - sum(cache.ring_bytes for cache in self.caches)
-        room = max(0, min(int(_PREFIX_SHARE * cache_bytes), left))
-        return min(_MAX_PREFIXES * running, room // self._block_bytes())
-
     def _block_bytes(self) -> int:
         """Memory of one block of prefix tokens in all models."""
         return BLOCK_SIZE * sum(
-            layer.token_bytes(cache.dtype) for cache in self.caches for layer in cache.layers
+            layer.token_bytes(cache.dtype) for cache in self._caches for layer in cache.layers
         )
 
     def _cached_model(self, model: LoadedModel) -> CachedModel:
         if isinstance(model.model, ExitModel):
-            assert self.kept_states is not None
-            return CachedExit(model.model, self.caches[0], self._vocab_size, self.kept_states)
+            assert self._kept_states is not None
+            return CachedExit(model.model, self._target_cache, self._vocab_size, self._kept_states)
         cache = self._new_cache(model)
-        self.caches.append(cache)
+        self._caches.append(cache)
         self._cached_models.append(new_cached_model(model, cache, self._vocab_size))
         return self._cached_models[-1]
 
     def _new_cache(self, model: LoadedModel) -> KVCache:
         return model.model.new_cache(
-            self.options.max_batch_size, model.max_model_len, self.max_new_tokens
+            self._options.max_batch_size, model.max_model_len, self.max_new_tokens
         )
 
 

@@ -14,31 +14,21 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.engine.acceptance import Acceptance
 from draftwise.engine.assembly import Assembly, EngineOptions, Models
-from draftwise.engine.batch import Batch, HistoryStore
+from draftwise.engine.batch import Batch
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.engine.logprobs import token_logprobs
 from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.prefix_cache import PrefixStats
 from draftwise.engine.request import Request, check_params, check_prompt
-from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.step import CostLearner, PreparedStep, Step, Stopwatch
 from draftwise.engine.turns import Turns
-from draftwise.engine.verification import TargetVerifier, Verified
-from draftwise.errors import (
-    ClosedError,
-    DraftwiseError,
-    EngineError,
-    InvalidParameterError,
-)
+from draftwise.engine.verification import Verified
+from draftwise.errors import ClosedError, DraftwiseError, EngineError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.params import SamplingParams
 from draftwise.policies import Policy
 from draftwise.policies.router import PolicyRouter
-from draftwise.speculation import (
-    MAX_SPECULATIVE_TOKENS,
-    RequestSpeculation,
-    SpeculationConfig,
-)
+from draftwise.speculation import MAX_SPECULATIVE_TOKENS, RequestSpeculation, SpeculationConfig
 from draftwise.values import refuse_unknown_keys
 
 _CHANGEABLE = ("lenience", "num_speculative_tokens", "policy", "policy_options")
@@ -58,7 +48,7 @@ class Engine:
             it.
         times: the time that each part of the last step took.
         step_times: the same of all steps that ended since the call of :meth:`step` before the last
-            one. Overlapped steps may end in a later call than they begin, or two in one call.
+            one.
         simulated_times: computes these times from the step's work, to simulate another machine;
             ``None`` to measure them.
         grammars: compiles grammars for structured outputs. It may be called ahead of a request,
@@ -76,7 +66,7 @@ class Engine:
         profile: AcceptanceProfile | None = None,
         policy: Policy | None = None,
         turns: Turns | None = None,
-        assemble: Callable[..., Assembly] = Assembly,
+        pipelines: Callable[[Assembly], list[SpeculationPipeline]] = Assembly.pipelines,
     ) -> None:
         """Allocate caches for loaded models.
 
@@ -89,12 +79,13 @@ class Engine:
             profile: acceptance statistics of these models.
             policy: an existing policy object to use instead of the one that ``speculation`` names.
             turns: the lock of engines that share a model with this one; ``None`` if there are none.
-            assemble: creates the parts of the engine.
+            pipelines: creates the pipelines. Each one has its own policies, and :meth:`_advance`
+                uses the first.
         """
         self.turns = turns or Turns()
-        options = options or EngineOptions()
         if speculation is None:
             speculation = SpeculationConfig(draft="none", policy="none", num_speculative_tokens=0)
+        parts = Assembly(models, speculation, options or EngineOptions(), latency, profile, policy)
         target = models.target
         self.max_model_len = target.max_model_len
         self.latency = latency
@@ -103,34 +94,19 @@ class Engine:
         self._times_since_step: list[StepTimes] = []
         self.simulated_times: Callable[[Step], StepTimes] | None = None
         self.grammars = GrammarCompiler(target.tokenizer, target.eos_token_ids)
+        self.corpus = parts.corpus
         self._tokenizer = target.tokenizer
         self._eos_token_ids = target.eos_token_ids
         self._vocab_size = target.model.vocab_size
-        self._speculation = speculation
-        parts = assemble(models, speculation, options, latency, profile, policy)
-        self.corpus = parts.corpus
-        self._pipeline = parts.pipeline()
-        self._pipelines = [self._pipeline, *self._more_pipelines(parts)]
-        self._costs = CostLearner(latency)
         self._max_new_tokens = parts.max_new_tokens
-        self._prefixes = parts.prefix_cache()
-        self._scheduler = Scheduler(
-            parts.caches[0],
-            [follower for pipeline in self._pipelines for follower in pipeline.followers],
-            HistoryStore(options.max_batch_size, target.model.device),
-            self._vocab_size,
-            options.max_chunk_tokens,
-            speculation.num_speculative_tokens,
-            parts.max_cached_tokens(),
-            self._prefixes,
-        )
-        self._verifier = TargetVerifier(
-            target.model,
-            parts.caches[0],
-            self._pipeline.proposer.state_layers,
-            parts.kept_states,
-        )
+        self._speculation = speculation
+        self._prefixes = parts.prefixes
+        self._pipelines = pipelines(parts)
+        self._pipeline = self._pipelines[0]
+        self._scheduler = parts.scheduler(self._pipelines)
+        self._verifier = parts.verifier(self._pipeline.proposer.state_layers)
         self._acceptance = Acceptance(speculation.verification)
+        self._costs = CostLearner(latency)
         self._ids = itertools.count()
         self._rest = 0.0
         self._unusable: DraftwiseError | None = None
@@ -226,14 +202,12 @@ class Engine:
         step.clock.lap("verify")
         return verified
 
-    def _accept(
-        self, step: PreparedStep, verified: Verified, ran_alone: bool = True
-    ) -> list[Request]:
+    def _accept(self, step: PreparedStep, verified: Verified) -> list[Request]:
         """Apply the acceptance law, and commit the step; returns its requests."""
         outcome = self._acceptance.accept(step.batch, step.draft, step.plan, verified.logits)
         step.clock.lap("accept")
         computed = vars(step) | verified._asdict()
-        return self._commit(Step(**computed, outcome=outcome, ran_alone=ran_alone))
+        return self._commit(Step(**computed, outcome=outcome))
 
     def _commit(self, step: Step) -> list[Request]:
         """Learn from a step and append its tokens; returns its requests."""
@@ -242,13 +216,12 @@ class Engine:
         self._times_since_step.append(self.times)
         policies.observe(outcome, self.times)
         self._costs.observe(step, self.times)
-        self._take_notes(step)
+        step.take_notes()
         if outcome.paths is not None:
             step = self._verifier.keep_paths(step)
         plan = step.accepted or step.plan
-        logprobs = {}
-        if batch.wants_logprobs:
-            logprobs = token_logprobs(batch, plan, outcome, step.logits)
+        wanted = batch.wants_logprobs
+        logprobs = token_logprobs(batch, plan, outcome, step.logits) if wanted else {}
         advanced = self._scheduler.commit(batch, plan, outcome, logprobs, step.states)
         self._forget([r.request_id for r in advanced if r.finish_reason is not None])
         self._rest = step.clock.since_last_lap()
@@ -257,21 +230,7 @@ class Engine:
     def _times_of(self, step: Step) -> StepTimes:
         if self.simulated_times is not None:
             return self.simulated_times(step)
-        times = step.clock.times(self._rest, step.batch.num_prompt_tokens)
-        prepared = step.clock.prepared_passes
-        times = replace(times, disturbed=prepared or not step.ran_alone, prepared=prepared)
-        return step.pipeline.counted(times)
-
-    def _take_notes(self, step: Step) -> None:
-        """Record which outputs are no longer exactly the target's, and which drafts were scored."""
-        batch, scored = step.batch, step.num_scored
-        for index, request in enumerate(batch.generating):
-            policy = step.pipeline.policies.get(request.speculation.policy)
-            exact = policy.lossless or request.params.temperature == 0
-            if batch.lenience[index] < 1.0 or not exact:
-                request.stats.lossless = False
-            if scored and step.pipeline.oracle is None:
-                request.stats.num_scored += scored[index]
+        return step.pipeline.counted(step.clock.times(self._rest, step.batch.num_prompt_tokens))
 
     def _forget(self, request_ids: list[int]) -> None:
         for pipeline in self._pipelines:
@@ -300,33 +259,24 @@ class Engine:
         refuse_unknown_keys("speculation", changes, _CHANGEABLE)
         with self.turns:
             self._check_usable()
-            try:
-                self._finish_started_steps()
-            except BaseException as error:
-                self._recover(error)
-                raise
-            return self._change_speculation(changes)
-
-    def _change_speculation(self, changes: dict[str, Any]) -> SpeculationConfig:
-        if "policy" in changes:
-            changes.setdefault("policy_options", {})
-        speculation = replace(self._speculation, **changes)
-        if speculation.num_speculative_tokens >= self._max_new_tokens:
-            raise InvalidParameterError(
-                "num_speculative_tokens",
-                f"must be less than {self._max_new_tokens} while the engine runs, "
-                f"got {speculation.num_speculative_tokens}",
-            )
-        if {"policy", "policy_options", "num_speculative_tokens"} & changes.keys():
-            for pipeline in self._pipelines:
-                pipeline.policies.reset(
-                    speculation.policy_name,
-                    speculation.num_speculative_tokens,
-                    speculation.policy_options,
+            if "policy" in changes:
+                changes.setdefault("policy_options", {})
+            speculation = replace(self._speculation, **changes)
+            num_tokens = speculation.num_speculative_tokens
+            if num_tokens >= self._max_new_tokens:
+                raise InvalidParameterError(
+                    "num_speculative_tokens",
+                    f"must be less than {self._max_new_tokens} while the engine runs, "
+                    f"got {num_tokens}",
                 )
-            self._scheduler.max_draft_length = speculation.num_speculative_tokens
-        self._speculation = speculation
-        return speculation
+            if {"policy", "policy_options", "num_speculative_tokens"} & changes.keys():
+                for pipeline in self._pipelines:
+                    pipeline.policies.reset(
+                        speculation.policy_name, num_tokens, speculation.policy_options
+                    )
+                self._scheduler.max_draft_length = num_tokens
+            self._speculation = speculation
+            return speculation
 
     def add(
         self,
@@ -353,6 +303,13 @@ class Engine:
         check_prompt(prompt_ids, self.max_model_len, self._vocab_size)
         check_params(params, self._vocab_size, self._tokenizer is not None)
         speculation = speculation or RequestSpeculation()
+        drafts = self._speculation.draft_names
+        if speculation.draft not in (None, *drafts):
+            raise InvalidParameterError(
+                "speculation.draft",
+                f"must be one of the engine's drafts, {', '.join(map(repr, drafts))}; "
+                f"got {speculation.draft!r}",
+            )
         grammar = params.structured_outputs
         matcher = None if grammar is None else self.grammars.matcher(grammar)
         stop_token_ids = frozenset(params.stop_token_ids)
@@ -361,7 +318,6 @@ class Engine:
         with self.turns:
             self._check_usable()
             self.policies.get(speculation.policy)
-            self._check_draft(speculation.draft)
             request = Request(
                 next(self._ids),
                 prompt,
@@ -375,15 +331,6 @@ class Engine:
             )
             self._scheduler.add(request)
         return request
-
-    def _check_draft(self, draft: str | None) -> None:
-        """Refuse a draft that a request names and the engine does not have."""
-        known = self._speculation.draft_names
-        if draft is not None and draft not in known:
-            raise InvalidParameterError(
-                "speculation.draft",
-                f"must be one of the engine's drafts, {', '.join(map(repr, known))}; got {draft!r}",
-            )
 
     def cancel(self, request: Request) -> None:
         """End a request. Its output is what was generated so far."""
@@ -399,10 +346,9 @@ class Engine:
         if not running:
             return
         try:
-            self._finish_started_steps()
             for request in running:
                 self._scheduler.cancel(request)
-        except BaseException as error:  # raised while finishing a started step
+        except BaseException as error:
             self._recover(error)
             if not isinstance(error, Exception):
                 raise
@@ -446,13 +392,3 @@ class Engine:
         if isinstance(error, Exception) or self._unusable is not None:
             self._scheduler.end_all(EngineError("engine", f"a step failed: {error!r}"))
         self._forget([r.request_id for r in requests if r.finish_reason is not None])
-
-    def _finish_started_steps(self) -> None:
-        """Finish started steps, so that all requests are between two steps.
-
-        In this class there are none: every step ends before :meth:`step` returns.
-        """
-
-    def _more_pipelines(self, parts: Assembly) -> list[SpeculationPipeline]:
-        """Additional pipelines; this class has none."""
-        return []

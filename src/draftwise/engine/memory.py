@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 import torch
 
 from draftwise.models.packed_model import PackedModel
+from draftwise.values import number
 
 # Fraction of the available memory that the caches may use on a CPU.
 _CACHE_SHARE = 0.5
@@ -24,9 +26,12 @@ def cache_bytes(cache_gib: float | None, device: torch.device) -> int | None:
 
     Returns:
         The limit; ``None`` if only the device's memory is the limit.
+
+    Raises:
+        InvalidParameterError: the user's limit is not a positive number.
     """
     if cache_gib is not None:
-        return int(cache_gib * 2**30)
+        return int(number("cache_gib", cache_gib, 0.0, math.inf, low_open=True) * 2**30)
     if device.type == "cuda":
         return None  # slots are allocated in full, so a cache that does not fit fails at load
     free = _available_bytes()

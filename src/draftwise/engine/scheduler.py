@@ -23,7 +23,7 @@ from draftwise.kernels.native.uniforms import step_uniforms
 from draftwise.models.kv_cache import KVCache
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 
-# Batches whose sampling parameters are cached: two, because overlapped halves alternate.
+# Batches whose sampling parameters are cached: two, because halves of all requests may alternate.
 _KEPT_CONTROLS = 2
 
 

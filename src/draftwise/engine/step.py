@@ -27,12 +27,18 @@ _LEARN_EVERY = 4
 
 
 class Stopwatch:
-    """Splits one step's wall time into named parts."""
+    """Splits one step's wall time into named parts.
+
+    Attributes:
+        has_paused: whether time between two parts was left out. The step's times are then disturbed
+            by what happened meanwhile.
+    """
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._num_prepared = Recording.num_prepared
+        self.has_paused = False
 
     def lap(self, part: str) -> None:
         """Add the time since the last lap to a part."""
@@ -43,11 +49,7 @@ class Stopwatch:
     def start_again(self) -> None:
         """Discard the time since the last lap."""
         self._last = time.perf_counter()
-
-    @property
-    def prepared_passes(self) -> bool:
-        """Whether passes of new sizes were run or captured, which takes longer than a replay."""
-        return Recording.num_prepared > self._num_prepared
+        self.has_paused = True
 
     def since_last_lap(self) -> float:
         """Seconds since the last lap."""
@@ -61,6 +63,8 @@ class Stopwatch:
             num_prompt_tokens: number of prompt tokens that the step processed.
         """
         seconds = self._seconds
+        # Passes of new sizes were run or captured, which takes longer than a replay.
+        prepared = Recording.num_prepared > self._num_prepared
         return StepTimes(
             seconds["draft"],
             seconds["companion"],
@@ -69,6 +73,8 @@ class Stopwatch:
             seconds["accept"],
             seconds["rest"] + rest_before,
             num_prompt_tokens,
+            disturbed=prepared or self.has_paused,
+            prepared=prepared,
         )
 
 
@@ -101,7 +107,6 @@ class Step(PreparedStep):
         logits: ``[rows, vocab]`` logits of the target; ``None`` in a step that only read prompts.
         states: by cache slot, hidden states of the target; ``None`` if the proposer reads none.
         outcome: the acceptance decisions.
-        ran_alone: whether no other step ran at the same time, so that its times are typical.
         accepted: for token trees, the accepted paths as chains, to which the logits and the states
             then belong; ``None`` for chains.
     """
@@ -109,7 +114,6 @@ class Step(PreparedStep):
     logits: Tensor | None
     states: dict[int, StateRows] | None
     outcome: Outcome
-    ran_alone: bool = True
     accepted: Plan | None = None
 
     @property
@@ -121,11 +125,9 @@ class Step(PreparedStep):
 
     @property
     def is_typical(self) -> bool:
-        """Whether every request could draft, no prompt was read, and the step ran alone."""
+        """Whether every request could draft, and no prompt was read."""
         batch = self.batch
-        return (
-            self.ran_alone and not batch.chunks and bool(batch.generating) and all(batch.can_draft)
-        )
+        return not batch.chunks and bool(batch.generating) and all(batch.can_draft)
 
     @property
     def num_target_tokens(self) -> int:
@@ -144,6 +146,17 @@ class Step(PreparedStep):
     def context(self) -> int:
         """Total number of tokens of all requests in the step."""
         return sum(len(request.tokens) for request in self.batch.generating)
+
+    def take_notes(self) -> None:
+        """Record which outputs are no longer exactly the target's, and which drafts were scored."""
+        batch, scored, pipeline = self.batch, self.num_scored, self.pipeline
+        for index, request in enumerate(batch.generating):
+            policy = pipeline.policies.get(request.speculation.policy)
+            exact = policy.lossless or request.params.temperature == 0
+            if batch.lenience[index] < 1.0 or not exact:
+                request.stats.lossless = False
+            if scored and pipeline.oracle is None:
+                request.stats.num_scored += scored[index]
 
 
 class CostLearner:

@@ -52,6 +52,7 @@ class LoadedModel:
         num_parameters: number of parameters, shared ones counted once.
         fingerprint: identifies the model and its quantisation, independently of its name.
         translator: translates the target's tokens; ``None`` if the model has the same ones.
+        trust_remote_code: whether code that comes with the model was allowed to run.
     """
 
     name: str
@@ -62,6 +63,7 @@ class LoadedModel:
     num_parameters: int
     fingerprint: str
     translator: TokenTranslator | None = None
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def load_model(
         end_tokens,
         num_parameters,
         fingerprint,
+        trust_remote_code=trust_remote_code,
     )
 
 

@@ -171,18 +171,7 @@ def load_latency(path: str, models: Models) -> LatencyModel:
         InvalidParameterError: the file does not exist, it is not a latency profile, or it was made
             with other models, another dtype or device, or another number of threads.
     """
-    return check_latency(LatencyProfile.load(path), path, models)
-
-
-def check_latency(profile: LatencyProfile, path: str, models: Models) -> LatencyModel:
-    """Check a profile that was already read, and return its latency model.
-
-    See :func:`load_latency`.
-
-    Raises:
-        InvalidParameterError: the profile was made with other models, another dtype or device, or
-            another number of threads.
-    """
+    profile = LatencyProfile.load(path)
     profile.check(models)
     deviation = _deviation(profile, models)
     if not 1 / _MAX_DEVIATION <= deviation <= _MAX_DEVIATION:

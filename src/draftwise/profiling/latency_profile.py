@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from draftwise.core.latency import LatencyModel
+from draftwise.core.latency import Interference, LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
@@ -84,10 +84,16 @@ class LatencyProfile:
 
     def latency_model(self) -> LatencyModel:
         """Return a latency model of the fitted costs, which live steps can correct."""
+        interference = None
+        if self.interference.keys() >= {Stage.TARGET, Stage.DRAFT}:
+            interference = Interference(
+                self.interference[Stage.TARGET], self.interference[Stage.DRAFT]
+            )
         return LatencyModel(
             self.costs[Stage.TARGET],
             self.costs.get(Stage.DRAFT),
             self.costs.get(Stage.COMPANION),
+            interference,
         )
 
     def save(self, path: str | Path) -> None:

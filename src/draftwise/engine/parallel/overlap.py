@@ -12,22 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from draftwise.core.latency import LatencyModel
-from draftwise.engine.assembly import Assembly, EngineOptions, Models
+from draftwise.core.latency import Interference, LatencyModel
+from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.parallel.pinned_threads import PinnedThread, shares
-from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.request import Request
 from draftwise.engine.step import PreparedStep, Step, Stopwatch
 from draftwise.engine.turns import Turns
 from draftwise.engine.verification import Verified
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
-from draftwise.policies import Policy
+from draftwise.policies import policy_class
 from draftwise.speculation import SpeculationConfig
 
 # Minimum fraction of the time to gain, because costs are only known to a few per cent.
@@ -36,28 +35,18 @@ _LEAST_GAIN = 0.03
 _NEWEST = 0.1
 
 
-@dataclass(frozen=True)
-class Interference:
-    """Slowdown of passes that run at the same time, relative to a pass alone on all cores.
-
-    Attributes:
-        target: slowdown of the target's pass.
-        draft: slowdown of the draft model's passes.
-    """
-
-    target: float
-    draft: float
-
-
-@dataclass(frozen=True)
-class OverlapOptions:
-    """When the halves of a batch overlap.
-
-    Attributes:
-        interference: slowdown of simultaneous passes, used to decide; ``None`` to overlap always.
-    """
-
-    interference: Interference | None = None
+def why_no_overlap(models: Models, speculation: SpeculationConfig) -> str | None:
+    """What keeps the halves of a batch from overlapping; ``None`` if they can."""
+    policy, device = policy_class(speculation.policy_name), models.target.model.device
+    if shares() is None:
+        return "needs two cores, one for the target and one for the small models"
+    if device.type != "cpu":
+        return f"supports models on the CPU only, not on {device.type!r}"
+    if models.have_exit:
+        return "leaves no target to an exit, which drafts or scores on the target itself"
+    if policy.uses_target_oracle:
+        return f"leaves no target to policy {policy.name!r}, which asks it while drafting"
+    return None
 
 
 class OverlapDecision:
@@ -135,10 +124,8 @@ class OverlappedEngine(Engine):
         options: EngineOptions | None = None,
         latency: LatencyModel | None = None,
         profile: AcceptanceProfile | None = None,
-        policy: Policy | None = None,
         turns: Turns | None = None,
-        *,
-        overlap: OverlapOptions,
+        interference: Interference | None = None,
     ) -> None:
         """Set up.
 
@@ -148,23 +135,28 @@ class OverlappedEngine(Engine):
             options: as in :class:`Engine`.
             latency: as in :class:`Engine`.
             profile: as in :class:`Engine`.
-            policy: must be ``None``.
             turns: as in :class:`Engine`.
-            overlap: when the halves overlap.
+            interference: slowdown of simultaneous passes, by which each step decides whether to
+                overlap; ``None`` to overlap always.
 
         Raises:
-            InvalidParameterError: the machine has a single core, the models are not on a CPU, the
-                policy uses the target while it drafts, or a policy object is given.
+            InvalidParameterError: the halves cannot overlap; see :func:`why_no_overlap`.
         """
+        obstacle = why_no_overlap(models, speculation)
+        if obstacle is not None:
+            raise InvalidParameterError("overlap", obstacle)
         cores = shares()
-        if cores is None:
-            raise InvalidParameterError(
-                "overlap", "needs two cores, one for the target and one for the small models"
-            )
+        assert cores is not None
         super().__init__(
-            models, speculation, options, latency, profile, policy, turns, OverlapAssembly
+            models,
+            speculation,
+            options,
+            latency,
+            profile,
+            turns=turns,
+            pipelines=lambda parts: parts.pipelines(2),
         )
-        self.overlap = OverlapDecision(self.latency, overlap.interference)
+        self.overlap = OverlapDecision(latency, interference)
         self._large, self._small = (
             PinnedThread(name, each) for name, each in zip(("target", "draft"), cores, strict=True)
         )
@@ -183,7 +175,7 @@ class OverlappedEngine(Engine):
 
     def _whole_step(self) -> list[Request]:
         """Finish the prepared half, and advance every request."""
-        self._finish_started_steps()
+        self._finish_ahead()
         return super()._advance()
 
     def _half_step(self) -> list[Request]:
@@ -211,24 +203,40 @@ class OverlappedEngine(Engine):
             self._ahead = small.result()
         if ahead is None or verified is None:
             return []
-        return self._accept(ahead, verified, ran_alone=False)
+        return self._accept(ahead, verified)
 
     @torch.inference_mode()
-    def _finish_started_steps(self) -> None:
-        """Finish the prepared half."""
+    def _finish_ahead(self) -> None:
+        """Finish the prepared half, so that all requests are between two steps."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.clock.start_again()
-            self._advanced += self._accept(ahead, self._verify(ahead), ran_alone=False)
+        if ahead is None:
+            return
+        ahead.clock.start_again()
+        try:
+            self._advanced += self._accept(ahead, self._verify(ahead))
+        except BaseException as error:
+            self._recover(error)
+            raise
+
+    def change_speculation(self, **changes: Any) -> SpeculationConfig:
+        """As in :class:`Engine`; the prepared half ends as it was drafted."""
+        with self.turns:
+            self._finish_ahead()
+            return super().change_speculation(**changes)
+
+    def _cancel(self, requests: Sequence[Request]) -> None:
+        if any(request.finish_reason is None for request in requests):
+            try:
+                self._finish_ahead()
+            except Exception:  # it has ended all requests, which report it
+                return
+        super()._cancel(requests)
 
     def _commit(self, step: Step) -> list[Request]:
-        if step.is_typical:
+        if step.is_typical and not step.clock.has_paused:
             count, drafting = len(step.batch.generating), step.draft.drafting
             self.overlap.observe(step.num_target_tokens, step.context, count, drafting)
         return super()._commit(step)
-
-    def _more_pipelines(self, parts: Assembly) -> list[SpeculationPipeline]:
-        return [parts.pipeline(parts.new_policy())]
 
     def _recover(self, error: BaseException) -> None:
         self._abandon()
@@ -245,25 +253,3 @@ class OverlappedEngine(Engine):
         super()._close()
         self._large.close()
         self._small.close()
-
-
-class OverlapAssembly(Assembly):
-    """Creates the parts of an :class:`OverlappedEngine` and checks that overlap is possible."""
-
-    def check(self, policy: Policy) -> None:
-        """Raise an error if overlap is not possible.
-
-        Raises:
-            InvalidParameterError: explains what cannot be combined with overlap.
-        """
-        why = None
-        if self._device.type != "cpu":
-            why = f"supports models on the CPU only, not on {self._device.type!r}"
-        elif self.models.have_exit:
-            why = "leaves no target to an exit, which drafts or scores on the target itself"
-        elif policy.uses_target_oracle:
-            why = f"leaves no target to policy {policy.name!r}, which asks it while drafting"
-        elif self._given_policy is not None:
-            why = "needs one policy object for each half; give a policy name instead of an object"
-        if why is not None:
-            raise InvalidParameterError("overlap", why)

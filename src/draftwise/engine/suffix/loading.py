@@ -1,4 +1,4 @@
-"""Loads the corpus that a configuration names."""
+"""Loads the corpus that a configuration names, and saves one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.errors import InvalidParameterError
@@ -42,6 +44,33 @@ def load_corpus(speculation: SpeculationConfig, tokenizer: Any) -> SuffixCorpus 
             for text in texts:
                 corpus.add(tokenizer(text, add_special_tokens=False).input_ids)
     return corpus
+
+
+def save_corpus(corpus: SuffixCorpus | None, path: str, tokenizer: Any) -> None:
+    """Write a corpus to a file.
+
+    Args:
+        corpus: the corpus; ``None`` without one.
+        path: the file; its name must end with ``.safetensors``.
+        tokenizer: the target's tokenizer.
+
+    Raises:
+        InvalidParameterError: there is no corpus or no tokenizer, or the file cannot be written.
+    """
+    if corpus is None:
+        raise InvalidParameterError(
+            "corpus", "there is none; set corpus or remember_outputs in SpeculationConfig"
+        )
+    if not path.endswith(_SAVED):
+        raise InvalidParameterError("path", f"must end with {_SAVED}, got {path!r}")
+    if tokenizer is None:
+        raise InvalidParameterError(
+            "corpus", "the target has no tokenizer, so a saved corpus could not be loaded again"
+        )
+    try:
+        corpus.save(path, tokenizer_fingerprint(tokenizer))
+    except (OSError, SafetensorError) as error:
+        raise InvalidParameterError("path", f"cannot be written: {error}") from error
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -1,10 +1,17 @@
-"""The messages between the engine and its replicas."""
+"""The messages between the engine and its replicas, and the connections that carry them."""
 
 from __future__ import annotations
 
+import io
+import pickle
+import socket
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from draftwise.core.random import StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
@@ -17,12 +24,11 @@ class ModelSpec:
     """How a draft or companion model was loaded.
 
     Attributes:
-        name: folder, hub id or zoo name.
+        name: folder, hub id or zoo name, with its quantisation.
         role: ``"draft"`` or ``"companion"``.
         dtype: data type of its weights.
         max_model_len: maximum context length, in tokens.
         trust_remote_code: whether code from the model's repository may run.
-        quantization: ``"int8"``, ``"int4"`` or ``None``.
     """
 
     name: str
@@ -30,7 +36,17 @@ class ModelSpec:
     dtype: torch.dtype
     max_model_len: int
     trust_remote_code: bool
-    quantization: str | None
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, role: str) -> ModelSpec:
+        """How the engine has loaded its own draft or companion."""
+        return cls(
+            loaded.name,
+            role,
+            loaded.model.dtype,
+            loaded.max_model_len,
+            loaded.trust_remote_code,
+        )
 
     def load(self, device: torch.device) -> LoadedModel:
         """Load the model on a device."""
@@ -42,7 +58,6 @@ class ModelSpec:
             self.max_model_len,
             self.trust_remote_code,
             may_be_shorter=True,
-            quantization=self.quantization,
         )
 
 
@@ -158,3 +173,75 @@ class Scored:
 
     scores: CompanionScores | None
     cached: dict[int, int]
+
+
+class ChannelClosedError(Exception):
+    """The process at the other end has ended or closed the connection."""
+
+
+class Channel:
+    """One end of a connection between the engine and a replica.
+
+    The connection is a socket pair, which no other process can open. A message is a pickle and the
+    memory of its tensors.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Set up on a connected socket."""
+        self._socket = connection
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            ChannelClosedError: the other process has ended.
+        """
+        head, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+        _Pickler(head, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(message)
+        parts = [head.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        sizes = [len(parts), *(part.nbytes for part in parts)]
+        try:
+            self._socket.sendall(struct.pack(f"<{len(sizes)}Q", *sizes))
+            for part in parts:
+                self._socket.sendall(part)
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def receive(self) -> Any:
+        """Wait for a message.
+
+        Raises:
+            ChannelClosedError: the other process has ended.
+        """
+        (count,) = struct.unpack("<Q", self._read(8))
+        sizes = struct.unpack(f"<{count}Q", self._read(8 * count))
+        head, *buffers = (self._read(size) for size in sizes)
+        return pickle.loads(head, buffers=buffers)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _read(self, size: int) -> bytearray:
+        """The next ``size`` bytes."""
+        content = bytearray(size)
+        rest = memoryview(content)
+        while rest:
+            try:
+                count = self._socket.recv_into(rest)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            if not count:
+                raise ChannelClosedError("it closed the connection")
+            rest = rest[count:]
+        return content
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as arrays on the host, whose memory is sent apart and not copied."""
+
+    def reducer_override(self, value: object) -> tuple[Callable[..., object], tuple[object]] | Any:
+        """How a tensor is rebuilt; the default for every other object."""
+        if isinstance(value, Tensor):
+            return torch.from_numpy, (value.detach().cpu().contiguous().numpy(),)
+        return NotImplemented

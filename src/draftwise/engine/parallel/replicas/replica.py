@@ -1,7 +1,15 @@
-"""A draft model and an optional companion that process a share of every batch."""
+"""A replica: a process with a draft and an optional companion for a share of every batch.
+
+It is started as ``python -m draftwise.engine.parallel.replicas.replica DESCRIPTOR``, where
+``DESCRIPTOR`` is the file descriptor of the inherited socket that is connected to the engine.
+"""
 
 from __future__ import annotations
 
+import signal
+import socket
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,21 +22,57 @@ from draftwise.engine.batch import Batch, PromptChunk
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import CompanionModel
 from draftwise.engine.parallel.replicas.messages import (
+    Channel,
+    ChannelClosedError,
     Drafted,
     DraftShare,
+    Ready,
+    ReplicaSpec,
     Scored,
     ScoreShare,
     TextChange,
 )
-from draftwise.engine.parallel.replicas.policy import PrecomputedPolicy
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
+from draftwise.errors import DraftwiseError
 from draftwise.models.draft_buffers import clear_beyond
+from draftwise.models.loading import LoadedModel
 from draftwise.params import SamplingParams
+from draftwise.policies.base import DraftPlan, Policy
+from draftwise.policies.inputs import RequestState
+from draftwise.processes import end_quickly, end_with_parent
 from draftwise.speculation import RequestSpeculation
 
 Moved = TypeVar("Moved", LogitControls, TokenHistory)
+
+
+class PrecomputedPolicy(Policy):
+    """Drafts to given lengths. The engine has already made its decisions."""
+
+    name = "precomputed"
+    summary = "drafts to lengths that the engine decided"
+    source = "this project"
+
+    def __init__(self, limits: Sequence[int], signals: bool) -> None:
+        """Set up.
+
+        Args:
+            limits: ``[batch]`` maximum draft length of each request.
+            signals: whether the draft's signals are computed.
+        """
+        self.num_speculative_tokens = max(limits, default=0)
+        self._limits = list(limits)
+        self._signals = signals
+
+    @property
+    def uses_draft_signals(self) -> bool:
+        """Whether the engine requested signals."""
+        return self._signals
+
+    def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
+        """The given lengths."""
+        return DraftPlan(self._limits)
 
 
 class Replica:
@@ -132,3 +176,44 @@ def _text(row: int) -> Request:
     request = Request(row, None, [], params, None, frozenset(), 2**31, RequestSpeculation())
     request.cache_slot = row
     return request
+
+
+def serve(channel: Channel) -> None:
+    """Load the models that the engine names. Then draft and score until it closes the channel."""
+    spec: ReplicaSpec = channel.receive()
+    torch.set_num_threads(spec.num_threads)
+    try:
+        device = torch.device(spec.device)
+        draft = spec.draft.load(device)
+        companion = None if spec.companion is None else spec.companion.load(device)
+        replica = Replica(
+            _cached_model(draft, spec),
+            None if companion is None else _cached_model(companion, spec),
+        )
+    except DraftwiseError as error:
+        channel.send(error)
+        return
+    channel.send(Ready([each.fingerprint for each in (draft, companion) if each is not None]))
+    while True:
+        message = channel.receive()
+        if isinstance(message, DraftShare):
+            channel.send(replica.draft(message))
+        elif isinstance(message, ScoreShare):
+            channel.send(replica.score(message))
+
+
+def _cached_model(loaded: LoadedModel, spec: ReplicaSpec) -> CachedModel:
+    model = loaded.model
+    cache = model.new_cache(spec.num_cache_slots, loaded.max_model_len)
+    return CachedModel(model, cache, spec.vocab_size)
+
+
+if __name__ == "__main__":
+    # Ctrl-C reaches every process of a terminal, but the engine decides when its replicas end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    end_quickly()
+    try:
+        serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    except ChannelClosedError:
+        sys.exit(0)
