@@ -180,7 +180,7 @@ def load_latency(path: str, models: Models) -> LatencyModel:
             "unless the machine is busy with other work, measure again with: "
             f"{profile.command(path)}",
             DraftwiseWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
     return profile.latency_model()
 
