@@ -37,8 +37,6 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
-from draftwise.integrations.vllm.hybrid_steering import HybridSteering
-from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.policies.base import DraftPlan, Policy, Signal
 from draftwise.policies.step_times import StepTimes
 
@@ -144,21 +142,25 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
     steering = hooks.steering
     if rule is not None:
         steering.policy = RULES[rule](worker.PolicyContext(drafter.num_speculative_tokens))
-    # A step ends with this call, which returns what is sent to the target.
-    last_call = "propose" if isinstance(steering, TextSteering) else "finish"
-    decide = getattr(steering, last_call)
+    begin, finish, end = steering.begin, steering.finish, steering.end_step
 
-    def decide_and_count(*args):
-        decided = decide(*args)
+    def check_and_begin(views, read_texts):
+        def read_and_compare():
+            texts = read_texts()
+            compare_texts(views, texts, core.scheduler, seen)
+            return texts
+
+        return begin(views, read_and_compare)
+
+    def finish_and_count(*args):
+        decided = finish(*args)
         step = steering.pending
         seen["steps"] += 1
         seen["drafted"] += sum(step.num_drafted)
         seen["sent"] += sum(step.lengths)
         seen["asked"] += step.scored
+        seen["copied"] += sum(decided[row] for row in steering.copies)
         return decided
-
-    setattr(steering, last_call, decide_and_count)
-    end = steering.end_step
 
     def end_and_count(*args):
         result = end(*args)
@@ -166,13 +168,9 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
             seen["accepted"] += sum(result.num_accepted)
         return result
 
+    steering.begin, steering.finish = check_and_begin, finish_and_count
     steering.end_step = end_and_count
     count_preemptions(core.scheduler, seen)
-    if last_call == "propose":
-        check_texts(steering, core.scheduler, seen)
-        return
-    if isinstance(steering, HybridSteering):
-        check_texts_beside_a_model(steering, core.scheduler, seen)
     score = hooks._companion_scores
 
     def score_and_record(draft, *step):
@@ -195,44 +193,11 @@ def count_preemptions(scheduler: Any, seen: dict[str, Any]) -> None:
     scheduler._preempt_request = preempt_and_count
 
 
-def check_texts(steering: TextSteering, scheduler: Any, seen: dict[str, Any]) -> None:
-    """Compare the texts that are continued with those that the scheduler knows.
+def compare_texts(views: Any, texts: Any, scheduler: Any, seen: dict[str, Any]) -> None:
+    """Compare texts with those that the scheduler knows.
 
     The scheduler does not know yet what the requests gained in this step.
     """
-    propose = steering.propose
-
-    def check_and_propose(views, texts, clock):
-        compare_texts(views, texts, scheduler, seen)
-        return propose(views, texts, clock)
-
-    steering.propose = check_and_propose
-
-
-def check_texts_beside_a_model(
-    steering: HybridSteering, scheduler: Any, seen: dict[str, Any]
-) -> None:
-    """The same where a draft model drafts as well. Also counts the tokens that were copied."""
-    begin, finish = steering.begin, steering.finish
-
-    def check_and_begin(views, read_texts):
-        def read_and_compare():
-            texts = read_texts()
-            compare_texts(views, texts, scheduler, seen)
-            return texts
-
-        return begin(views, read_and_compare)
-
-    def finish_and_count(*args):
-        decided = finish(*args)
-        seen["copied"] += sum(decided[row] for row in steering.copies)
-        return decided
-
-    steering.begin, steering.finish = check_and_begin, finish_and_count
-
-
-def compare_texts(views: Any, texts: Any, scheduler: Any, seen: dict[str, Any]) -> None:
-    """Compare texts with those that the scheduler knows."""
     for view, row in zip(views, texts.rows.tolist(), strict=True):
         if view.room:
             known = list(scheduler.requests[view.name].all_token_ids)

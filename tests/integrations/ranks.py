@@ -1,6 +1,17 @@
-"""The ranks of one model, imitated one after another in one process."""
+"""A clock, and the ranks of one model, imitated one after another in one process."""
 
 from draftwise.policies.base import Policy
+
+
+class Clock:
+    """Advances by a millisecond whenever it is read."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.001
+        return self.now
 
 
 class Leader:

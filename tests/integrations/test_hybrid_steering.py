@@ -7,8 +7,7 @@ import torch
 from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import DraftSignals
-from draftwise.integrations.vllm.agreement import Alone
-from draftwise.integrations.vllm.hybrid_steering import HybridSteering
+from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import Texts, create_text_proposer
 from draftwise.policies import PolicyContext, create_policy
@@ -24,7 +23,7 @@ def steer(policy="adaptive", agree=None, **options):
     latency = LatencyModel(target, StageCost((1.0, 64.0), (0.0002, 0.0003)))
     made = create_policy(policy, PolicyContext(LONGEST, latency), options)
     proposer = create_text_proposer("suffix")
-    return HybridSteering(made, latency, agree or Alone(), proposer, VOCAB)
+    return Steering(made, latency, agree, proposer, VOCAB, clock=lambda: 0.0)
 
 
 class Engine:
@@ -71,7 +70,7 @@ class Engine:
             q[range(len(self.texts)), tokens] += 0.9
             if not steering.drawn(tokens, q if steering.wants_draft_probs else None):
                 break
-        sent = steering.finish(None, lambda: 0.0, 0.001)
+        sent = steering.finish(None, 0.001)
         copies = steering.copies
         results = {}
         for row, count in enumerate(sent):
@@ -152,6 +151,6 @@ def test_other_ranks_follow_the_first_one(policy):
 
     first = run(steer(policy, agree=leader))
     unasked, proposer = Unasked(PolicyContext(LONGEST)), create_text_proposer("suffix")
-    follower = HybridSteering(unasked, None, Follower(leader.decisions), proposer, VOCAB)
+    follower = Steering(unasked, None, Follower(leader.decisions), proposer, VOCAB)
     assert run(follower) == first
     assert any(copies for _, copies, _ in first)

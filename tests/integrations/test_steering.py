@@ -12,7 +12,7 @@ from draftwise.integrations.vllm.steps import RequestView, Verified, verified_by
 from draftwise.policies import POLICIES, PolicyContext, create_policy
 from draftwise.policies.base import DraftPlan, Policy
 
-from .ranks import Follower, Leader, Unasked
+from .ranks import Clock, Follower, Leader, Unasked
 
 VOCAB, LONGEST = 12, 5
 
@@ -26,20 +26,11 @@ def costs():
 def steer(name, **options):
     latency = costs()
     context = PolicyContext(LONGEST, latency, has_companion=True)
-    return Steering(create_policy(name, context, options), latency)
+    return Steering(create_policy(name, context, options), latency, clock=Clock())
 
 
 def views(count, room=LONGEST, greedy=True, first=0):
     return [RequestView(f"r{first + i}", 20 + i, 4, room, greedy) for i in range(count)]
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 0.001
-        return self.now
 
 
 def distributions(count, seed, sharpness=2.0):
@@ -47,7 +38,7 @@ def distributions(count, seed, sharpness=2.0):
     return (sharpness * torch.randn(count, VOCAB, generator=generator)).softmax(dim=-1)
 
 
-def step(steering, batch, seed, clock, scored=None):
+def step(steering, batch, seed, scored=None):
     """Run one step of the fake engine. Returns selected lengths and drafted tokens.
 
     The tokens over which the companion ran are appended to ``scored``.
@@ -76,7 +67,7 @@ def step(steering, batch, seed, clock, scored=None):
 
         return scores
 
-    return steering.finish(run, clock, 0.002), drafted
+    return steering.finish(run, 0.002), drafted
 
 
 USABLE = [n for n, p in POLICIES.items() if not (p.uses_target_oracle or p.replaces_tokens)]
@@ -85,7 +76,7 @@ WITHOUT_PROFILE = [n for n in USABLE if not POLICIES[n].needs_profile]
 
 @pytest.mark.parametrize("name", WITHOUT_PROFILE)
 def test_every_policy_supports_changing_batches(name):
-    steering, clock = steer(name), Clock()
+    steering = steer(name)
     generator = torch.Generator().manual_seed(1)
     batch, verified = views(3), {}
     for number in range(120):
@@ -97,7 +88,7 @@ def test_every_policy_supports_changing_batches(name):
                 RequestView(m.name, m.num_tokens, m.num_output_tokens, LONGEST, m.greedy)
                 for m in batch
             ]
-        lengths, drafted = step(steering, batch, number, clock)
+        lengths, drafted = step(steering, batch, number)
         assert len(lengths) == len(batch)
         for view, length in zip(batch, lengths, strict=True):
             assert 0 <= length <= min(view.room, len(drafted))
@@ -112,7 +103,7 @@ def test_every_policy_supports_changing_batches(name):
 def test_draft_lengths_are_limited_by_each_request():
     steering = steer("fixed")
     batch = [*views(2), RequestView("x", 9, 1, 2, True), RequestView("y", 9, 0, 0, True)]
-    lengths, drafted = step(steering, batch, 0, Clock())
+    lengths, drafted = step(steering, batch, 0)
     assert lengths == [LONGEST, LONGEST, 2, 0]
     assert len(drafted) == LONGEST
 
@@ -127,7 +118,7 @@ def test_svip_stops_where_the_draft_is_uncertain():
     assert steering.drawn(tokens, torch.cat([sure, guess]))  # the second ends with this token
     assert steering.drawn(tokens, torch.cat([sure, guess]))
     assert not steering.drawn(tokens, torch.cat([guess, sure]))
-    assert steering.finish(None, Clock(), 0.0) == [4, 2]
+    assert steering.finish(None, 0.0) == [4, 2]
 
 
 def test_tokens_of_an_agreeing_companion_are_verified():
@@ -143,7 +134,7 @@ def test_tokens_of_an_agreeing_companion_are_verified():
         seen.append(overlap(draft.signals.draft_probs, draft.signals.draft_probs))
         return lambda: CompanionScores(draft.signals.draft_probs, ones, ones)
 
-    steering.finish(same, Clock(), 0.0)
+    steering.finish(same, 0.0)
     assert steering.pending.scored
     torch.testing.assert_close(seen[0], (seen[0] > 0).float())
 
@@ -171,8 +162,8 @@ class Watching(Policy):
 
 def test_policies_observe_the_outcome_of_a_step():
     policy = Watching(PolicyContext(LONGEST))
-    steering, clock = Steering(policy, None), Clock()
-    step(steering, views(3), 0, clock)
+    steering = Steering(policy, None, clock=Clock())
+    step(steering, views(3), 0)
     steering.end_step({"r0": Verified(3, 3), "r1": Verified(3, 1)}, 0.05, 0)
     outcome, times = policy.outcomes[0]
     assert outcome.num_verified == (3, 3, 0)
@@ -196,9 +187,9 @@ def test_requests_that_gain_nothing_have_no_result():
 
 def test_steps_with_prompts_are_not_typical():
     policy = Watching(PolicyContext(LONGEST))
-    steering, clock = Steering(policy, None), Clock()
+    steering = Steering(policy, None, clock=Clock())
     for prompts in (0, 7):
-        step(steering, views(2), 0, clock)
+        step(steering, views(2), 0)
         verified = {f"r{i}": Verified(3, 0) for i in range(2)}
         steering.end_step(verified, 0.05, prompts)
     assert [times.is_typical for _, times in policy.outcomes] == [True, False]
@@ -206,8 +197,8 @@ def test_steps_with_prompts_are_not_typical():
 
 def test_drafts_of_other_proposers_are_ignored():
     policy = Watching(PolicyContext(LONGEST))
-    steering, clock = Steering(policy, None), Clock()
-    step(steering, views(2), 0, clock)
+    steering = Steering(policy, None, clock=Clock())
+    step(steering, views(2), 0)
     result = steering.end_step({"r0": Verified(5, 0), "r1": Verified(3, 1)}, 0.05, 0)
     assert policy.outcomes[0][0].failed == {0}
     assert (result.num_verified, result.num_accepted) == ((3,), (1,))
@@ -224,13 +215,13 @@ def test_other_ranks_follow_the_first_one(name):
 
     def run(steering):
         """Lengths, tokens that the companion reads and results of every step."""
-        done, clock, batch, verified = [], Clock(), views(3), {}
+        done, batch, verified = [], views(3), {}
         for number in range(20):
             result = steering.end_step(verified, 0.02, 0)
             if number == 10:  # one request has ended
                 batch = batch[1:]
             scored = []
-            selected, drafted = step(steering, batch, number, clock, scored)
+            selected, drafted = step(steering, batch, number, scored)
             done.append((selected, len(drafted), scored, steering.pending.num_drafted))
             verified = {m.name: Verified(n, n // 2) for m, n in zip(batch, selected, strict=True)}
             assert (result is None) == (number == 0 or not steering._agree.leads)
@@ -238,7 +229,7 @@ def test_other_ranks_follow_the_first_one(name):
 
     latency = costs()
     context = PolicyContext(LONGEST, latency, has_companion=True)
-    first = run(Steering(create_policy(name, context, {}), latency, leader))
+    first = run(Steering(create_policy(name, context, {}), latency, leader, clock=Clock()))
     follower = Follower(leader.decisions)
     assert run(Steering(Unasked(PolicyContext(LONGEST)), None, follower)) == first
     assert next(follower.received, None) is None, "a decision of the first rank was not received"
@@ -249,14 +240,14 @@ def test_other_ranks_follow_the_first_one(name):
 
 def test_steps_with_draft_signals_do_not_change_the_costs_of_passes():
     def seconds_after(has_signals):
-        latency, clock = costs(), Clock()
+        latency = costs()
         policy = create_policy("fixed", PolicyContext(LONGEST), {})
         policy.uses_draft_signals = lambda: has_signals
-        steering = Steering(policy, latency)
+        steering = Steering(policy, latency, clock=Clock())
         batch, verified = views(4), {}
         for number in range(60):
             steering.end_step(verified, 0.5, 0)
-            lengths, _ = step(steering, batch, number, clock)
+            lengths, _ = step(steering, batch, number)
             verified = {m.name: Verified(n, 0) for m, n in zip(batch, lengths, strict=True)}
         return latency.target_seconds(24)
 

@@ -1,7 +1,5 @@
 """Drafts from the requests' texts in another engine's steps, with a fake engine."""
 
-from itertools import count
-
 import numpy as np
 import pytest
 import torch
@@ -9,14 +7,17 @@ import torch
 from draftwise.core.latency import LatencyModel
 from draftwise.core.stage_cost import StageCost
 from draftwise.engine.suffix.continuing import TextContinuations
-from draftwise.integrations.vllm.agreement import Alone
+from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
-from draftwise.integrations.vllm.text_copies import TextCopies
-from draftwise.integrations.vllm.text_drafts import SuffixTexts, Texts, create_text_proposer
-from draftwise.integrations.vllm.text_steering import TextSteering
+from draftwise.integrations.vllm.text_drafts import (
+    SuffixTexts,
+    TextCopies,
+    Texts,
+    create_text_proposer,
+)
 from draftwise.policies import POLICIES, PolicyContext, create_policy
 
-from .ranks import Follower, Leader, Unasked
+from .ranks import Clock, Follower, Leader, Unasked
 
 VOCAB, LONGEST, MAX_LENGTH, MAX_BATCH = 50, 6, 200, 8
 
@@ -29,12 +30,14 @@ def steer(policy="adaptive", draft="suffix", per_token=0.0, agree=None, **option
     latency = costs(per_token)
     proposer = create_text_proposer(draft)
     made = create_policy(policy, PolicyContext(LONGEST, latency), options)
-    return TextSteering(made, latency, agree or Alone(), proposer, VOCAB)
+    return Steering(made, latency, agree, proposer, VOCAB, False, Clock())
 
 
-def clock():
-    ticks = count()
-    return lambda: 0.001 * next(ticks)
+def propose(steering, views, texts):
+    """The tokens of each request to verify."""
+    assert steering.begin(views, lambda: texts) == 0
+    lengths = steering.finish(None, 0.001)
+    return [steering.copies.get(row, [])[:length] for row, length in enumerate(lengths)]
 
 
 class Engine:
@@ -79,14 +82,14 @@ class Engine:
 
 def run(steering, engine, num_steps, change=None):
     """Run greedy steps. Returns the numbers of sent and accepted tokens."""
-    tick, lengths, verified = clock(), dict.fromkeys(engine.running, 21), {}
+    lengths, verified = dict.fromkeys(engine.running, 21), {}
     num_sent = num_accepted = 0
     for number in range(num_steps):
         steering.end_step(verified, 0.02, 0)
         if change is not None:
             change(number, lengths)
         views = engine.views(lengths)
-        drafts = steering.propose(views, engine.memory(lengths), tick)
+        drafts = propose(steering, views, engine.memory(lengths))
         assert sum(steering.pending.lengths) == sum(map(len, drafts))
         verified = {}
         for view, draft in zip(views, drafts, strict=True):
@@ -196,7 +199,7 @@ def test_tokens_that_do_not_exist_end_a_draft():
     """Some engines store other values at the places of images."""
     text = np.array([[1, 2, 3, VOCAB + 5, 4, 1, 2]], dtype=np.int32)
     views = [RequestView("a", 7, 2, 4, True)]
-    drafts = steer("fixed").propose(views, Texts(text, np.arange(1)), clock())
+    drafts = propose(steer("fixed"), views, Texts(text, np.arange(1)))
     assert drafts == [[3]]
 
 
@@ -206,12 +209,12 @@ def test_other_ranks_follow_the_first_one(policy, draft):
     leader = Leader()
 
     def run_rank(steering):
-        engine, clock_of_rank = Engine(), clock()
+        engine = Engine()
         lengths, verified, sent = {engine.add(): 40, engine.add(): 60}, {}, []
         for _ in range(15):
             steering.end_step(verified, 0.02, 0)
             views = engine.views(lengths)
-            tokens = steering.propose(views, engine.memory(lengths), clock_of_rank)
+            tokens = propose(steering, views, engine.memory(lengths))
             sent.append(tokens)
             verified = {
                 v.name: Verified(len(t), len(t)) for v, t in zip(views, tokens, strict=True)
@@ -225,7 +228,8 @@ def test_other_ranks_follow_the_first_one(policy, draft):
     first = run_rank(steer(policy, draft, agree=leader))
     proposer = create_text_proposer(draft)
     unasked = Unasked(PolicyContext(LONGEST))
-    follower = TextSteering(unasked, None, Follower(leader.decisions), proposer, VOCAB)
+    agree = Follower(leader.decisions)
+    follower = Steering(unasked, None, agree, proposer, VOCAB, has_model=False)
     assert run_rank(follower) == first
     assert any(map(any, first)) == (policy != "none")
 

@@ -95,58 +95,65 @@ class Runner:
     class scheduler_config:  # noqa: N801
         max_num_seqs = 8
 
-    def __init__(self, proposer):
-        self.proposer, self.sizes = proposer, []
+    def __init__(self, drafter):
+        self.drafter, self.sizes = drafter, []
 
     def _dummy_run(self, num_tokens, skip_eplb):
         assert skip_eplb
-        assert self.proposer.skips_dummy_runs
+        assert self.drafter.skips_dummy_runs
         self.sizes.append(num_tokens)
 
 
-class Proposer:
+class Companion:
+    def __init__(self):
+        self.sizes = []
+
+    def pass_without_context(self, num_tokens):
+        self.sizes.append(num_tokens)
+
+
+class Drafter:
     num_speculative_tokens = 5
     skips_dummy_runs = False
 
-    def __init__(self, has_draft_model=True):
-        self.has_draft_model = has_draft_model
-        self.draft_sizes, self.companion_sizes = [], []
+    def __init__(self, has_draft_model=True, companion=None):
+        self.has_draft_model, self.companion = has_draft_model, companion
+        self.draft_sizes = []
 
     def draft_pass(self, num_tokens):
         assert not self.skips_dummy_runs
         self.draft_sizes.append(num_tokens)
 
-    def companion_pass(self, num_tokens):
-        self.companion_sizes.append(num_tokens)
 
-
-@pytest.mark.parametrize("has_companion", [True, False])
-def test_each_model_is_timed_alone(has_companion):
-    proposer = Proposer()
-    runner = Runner(proposer)
-    costs = measure_costs(runner, proposer, has_companion, Alone())
+@pytest.mark.parametrize("companion", [Companion(), None])
+def test_each_model_is_timed_alone(companion):
+    drafter = Drafter(companion=companion)
+    runner = Runner(drafter)
+    costs = measure_costs(runner, drafter, Alone())
     assert max(runner.sizes) == 40  # 8 + 8 · 5, limited to vLLM's largest pass
-    assert max(proposer.draft_sizes) == 8
-    assert max(proposer.companion_sizes, default=0) == (40 if has_companion else 0)
-    assert (costs.companion is not None) == has_companion
+    assert max(drafter.draft_sizes) == 8
     assert costs.target.tokens[-1] == 40.0
+    if companion is None:
+        assert costs.companion is None
+    else:
+        assert max(companion.sizes) == costs.companion.tokens[-1] == 40
 
 
 def test_only_the_target_is_timed_without_a_draft_model():
-    proposer = Proposer(has_draft_model=False)
-    costs = measure_costs(Runner(proposer), proposer, False, Alone())
+    drafter = Drafter(has_draft_model=False)
+    costs = measure_costs(Runner(drafter), drafter, Alone())
     assert costs.draft is None
-    assert not proposer.draft_sizes
+    assert not drafter.draft_sizes
     assert costs.target.tokens[-1] == 40.0
 
 
 def test_dummy_runs_are_enabled_again_after_an_error():
-    proposer = Proposer()
-    runner = Runner(proposer)
+    drafter = Drafter()
+    runner = Runner(drafter)
     runner._dummy_run = lambda *_, **__: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        measure_costs(runner, proposer, False, Alone())
-    assert not proposer.skips_dummy_runs
+        measure_costs(runner, drafter, Alone())
+    assert not drafter.skips_dummy_runs
 
 
 def test_timing_waits_for_the_accelerator(monkeypatch):

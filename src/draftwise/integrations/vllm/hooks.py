@@ -1,4 +1,4 @@
-"""Functions that vLLM's drafting loop calls in every step, for both model runners."""
+"""Functions that vLLM's drafting calls in every step, for both model runners."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from draftwise.integrations.vllm.agreement import Decision
 from draftwise.integrations.vllm.metrics import Metrics
 from draftwise.integrations.vllm.steering import ReadTexts, Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
-from draftwise.integrations.vllm.text_drafts import Texts
-from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.kernels.native.library import library_for
 from draftwise.kernels.native.sampling import distributions
 
@@ -29,76 +27,11 @@ class StopDrafting(Exception):  # noqa: N818
     """Raised within vLLM's drafting loop to leave it when all drafts have ended."""
 
 
-class StepClock:
-    """Measures steps, and reports the results of each one when the next one begins."""
-
-    def __init__(self, steering: Steering) -> None:
-        """Set up before the first step.
-
-        Args:
-            steering: drives the policy.
-        """
-        self._steering = steering
-        self._metrics = Metrics() if get_tp_group().is_first_rank else None
-        self._step_start = 0.0
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the last step began."""
-        return time.perf_counter() - self._step_start
-
-    def next_step(self, verified: Mapping[str, Verified], num_target_tokens: int) -> None:
-        """End the previous step and begin the next one.
-
-        Args:
-            verified: verification results of the previous step, of the requests that generate.
-            num_target_tokens: tokens in the target's pass, prompt tokens included.
-        """
-        now = time.perf_counter()
-        seconds, self._step_start = now - self._step_start, now
-        num_prompt_tokens = num_target_tokens - sum(v.num_verified + 1 for v in verified.values())
-        result = self._steering.end_step(dict(verified), seconds, max(num_prompt_tokens, 0))
-        if result is not None and self._metrics is not None:
-            self._metrics.observe(result)
-
-
-class TextHooks:
-    """Lets the policy choose among continuations of the requests' texts, and measures the step.
-
-    Attributes:
-        steering: drives the policy.
-    """
-
-    def __init__(self, steering: TextSteering) -> None:
-        """Set up before the first step.
-
-        Args:
-            steering: drives the policy.
-        """
-        self.steering = steering
-        self._clock = StepClock(steering)
-
-    def propose(
-        self,
-        views: Sequence[RequestView],
-        verified: Mapping[str, Verified],
-        num_target_tokens: int,
-        texts: Texts,
-    ) -> list[list[int]]:
-        """End the previous step; the tokens of each request to verify in the next one.
-
-        Args:
-            views: the requests of the next step.
-            verified, num_target_tokens: see :meth:`StepClock.next_step`.
-            texts: the texts of the requests.
-        """
-        self._clock.next_step(verified, num_target_tokens)
-        return self.steering.propose(views, texts, time.perf_counter)
-
-
 class DraftHooks:
     """Calls the policy before, during and after drafting, and measures the step.
 
+    Without a draft model nothing is drawn, and :meth:`begin` and :meth:`finish` follow each other.
+
     Attributes:
         steering: drives the policy.
     """
@@ -110,7 +43,8 @@ class DraftHooks:
             steering: drives the policy.
         """
         self.steering = steering
-        self._clock = StepClock(steering)
+        self._metrics = Metrics() if get_tp_group().is_first_rank else None
+        self._step_start = 0.0
         self._controls = LogitControls(torch.zeros(0), all_greedy=True)
 
     def begin(
@@ -118,22 +52,29 @@ class DraftHooks:
         views: Sequence[RequestView],
         verified: Mapping[str, Verified],
         num_target_tokens: int,
-        controls: LogitControls,
         read_texts: ReadTexts,
+        controls: LogitControls | None = None,
     ) -> int:
-        """End the previous step and begin the next one.
+        """End the previous step, report its results, and begin the next one.
 
         Args:
             views: the requests of the next step.
-            verified, num_target_tokens: see :meth:`StepClock.next_step`.
-            controls: how the draft model samples.
+            verified: verification results of the previous step, of the requests that generate.
+            num_target_tokens: tokens in the target's pass, prompt tokens included.
             read_texts: reads the texts of the requests.
+            controls: how the draft model samples; needed with a draft model.
 
         Returns:
-            Maximum number of tokens to draft for any request.
+            Maximum number of tokens to draft for any request with the draft model.
         """
-        self._clock.next_step(verified, num_target_tokens)
-        self._controls = controls
+        now = time.perf_counter()
+        seconds, self._step_start = now - self._step_start, now
+        num_prompt_tokens = num_target_tokens - sum(v.num_verified + 1 for v in verified.values())
+        result = self.steering.end_step(dict(verified), seconds, max(num_prompt_tokens, 0))
+        if result is not None and self._metrics is not None:
+            self._metrics.observe(result)
+        if controls is not None:
+            self._controls = controls
         return self.steering.begin(views, read_texts)
 
     def soft_probabilities(self, logits: Tensor) -> Tensor | None:
@@ -166,21 +107,21 @@ class DraftHooks:
         if not self.steering.drawn(tokens, soft_probs):
             raise StopDrafting
 
-    def finish(self, score: Score | None) -> list[int]:
+    def finish(self, score: Score | None = None) -> list[int]:
         """Select how many leading drafted tokens of each request to verify.
 
         Args:
             score: computes the companion's logits; ``None`` without a companion.
         """
-        draft_seconds = self._clock.elapsed
+        draft_seconds = time.perf_counter() - self._step_start
         if score is None:
-            return self.steering.finish(None, time.perf_counter, draft_seconds)
+            return self.steering.finish(None, draft_seconds)
 
         def run(draft: Draft) -> Callable[[], CompanionScores]:
             logits = score(draft)
             return lambda: self._companion_scores(draft, logits)
 
-        return self.steering.finish(run, time.perf_counter, draft_seconds)
+        return self.steering.finish(run, draft_seconds)
 
     def _companion_scores(self, draft: Draft, logits: Tensor) -> CompanionScores:
         lengths = list(draft.lengths)

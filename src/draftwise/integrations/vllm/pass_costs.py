@@ -24,24 +24,30 @@ _LONG_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Proposer(Protocol):
+class Companion(Protocol):
+    """A companion whose passes are timed."""
+
+    def pass_without_context(self, num_tokens: int) -> None:
+        """Run one pass over ``num_tokens`` tokens."""
+
+
+class Drafter(Protocol):
     """The draft and the companion, whose passes are timed separately.
 
     Attributes:
         has_draft_model: whether a draft model drafts.
+        companion: the companion; ``None`` without one.
         num_speculative_tokens: maximum number of tokens drafted per step.
         skips_dummy_runs: whether dummy runs do nothing, so that the target is timed alone.
     """
 
     has_draft_model: bool
+    companion: Companion | None
     num_speculative_tokens: int
     skips_dummy_runs: bool
 
     def draft_pass(self, num_tokens: int) -> None:
         """Run one pass of the draft over ``num_tokens`` requests."""
-
-    def companion_pass(self, num_tokens: int) -> None:
-        """Run one pass of the companion over ``num_tokens`` tokens."""
 
 
 class MeasuredCosts(NamedTuple):
@@ -58,31 +64,29 @@ class MeasuredCosts(NamedTuple):
     companion: StageCost | None
 
 
-def measure_costs(
-    runner: Any, proposer: Proposer, has_companion: bool, agree: Agreement
-) -> MeasuredCosts:
+def measure_costs(runner: Any, drafter: Drafter, agree: Agreement) -> MeasuredCosts:
     """Time the passes of each model, run as in vLLM's warm-up: without a context.
 
     Args:
         runner: vLLM's model runner, warmed up.
-        proposer: the proposer with the draft and the companion.
-        has_companion: whether there is a companion.
+        drafter: the drafter with the draft and the companion.
         agree: makes decisions equal on all processes that run one model, as their passes wait for
             each other.
     """
     num_requests = runner.scheduler_config.max_num_seqs
-    drafted = num_requests * proposer.num_speculative_tokens
+    drafted = num_requests * drafter.num_speculative_tokens
     most = min(runner.max_num_tokens, num_requests + drafted)
-    proposer.skips_dummy_runs = True
+    drafter.skips_dummy_runs = True
     try:
         target = timed(lambda n: runner._dummy_run(n, skip_eplb=True), sizes_up_to(most), agree)
     finally:
-        proposer.skips_dummy_runs = False
+        drafter.skips_dummy_runs = False
     draft = companion = None
-    if proposer.has_draft_model:
-        draft = timed(proposer.draft_pass, sizes_up_to(min(num_requests, most)), agree)
-    if has_companion:
-        companion = timed(proposer.companion_pass, sizes_up_to(min(drafted, most)), agree)
+    if drafter.has_draft_model:
+        draft = timed(drafter.draft_pass, sizes_up_to(min(num_requests, most)), agree)
+    if drafter.companion is not None:
+        run = drafter.companion.pass_without_context
+        companion = timed(run, sizes_up_to(min(drafted, most)), agree)
     _log.info(
         "draftwise: a target pass takes %.1f ms over one token and %.1f ms over %d",
         1e3 * target.seconds[0],

@@ -15,12 +15,10 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
 from draftwise.integrations.vllm.hooks import TensorParallel
-from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.pass_costs import measure_costs
 from draftwise.integrations.vllm.settings import TEXT_METHOD, VllmSettings
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.text_drafts import create_text_proposer
-from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 from draftwise.profiling.latency_profile import LatencyProfile
@@ -49,26 +47,32 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
     Raises:
         DraftwiseError: a setting is invalid or not supported.
     """
+    # Imported here, as vLLM's CPU worker changes these modules of vLLM when it is imported.
+    from draftwise.integrations.vllm import runner_v1, runner_v2
+    from draftwise.integrations.vllm.companion import CompanionModel
+
     config: VllmConfig = runner.vllm_config
     settings = VllmSettings.of(config.additional_config)
-    speculative = config.speculative_config
+    speculative, is_v2 = config.speculative_config, config.use_v2_model_runner
     text_draft = settings.text_draft(speculative.method)
-    if text_draft is not None and speculative.method == TEXT_METHOD:
-        return _text_drafter(runner, device, settings, text_draft)
+    has_model = speculative.method != TEXT_METHOD
     # V1 samples drafts only for the standard method.
-    samples_drafts = speculative.draft_sample_method == "probabilistic" and (
-        config.use_v2_model_runner or speculative.rejection_sample_method == "standard"
+    samples_drafts = (
+        has_model
+        and speculative.draft_sample_method == "probabilistic"
+        and (is_v2 or speculative.rejection_sample_method == "standard")
     )
     settings.check_sampling(samples_drafts)
     policy = settings.policy_for(samples_drafts)
-    drafter, companion_model = _classes(config)
     companion = None
     if settings.companion is not None:
-        companion = companion_model(config, device, settings.companion)
+        companion = CompanionModel(config, device, settings.companion)
     profile = None if settings.profile is None else AcceptanceProfile.load(settings.profile)
     if profile is not None:
         _check_profile(profile, config, settings.companion)
     latency = _latency(settings)
+    if not has_model:
+        latency.restart(latency.target)  # there are no other passes
     context = PolicyContext(
         speculative.num_speculative_tokens,
         latency,
@@ -76,14 +80,21 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
         has_companion=companion is not None,
         guarded=settings.guard,
     )
-    made = PolicyRouter(context, create_policy(policy.name, context, settings.policy_options))
-    agree = TensorParallel()
-    steering = Steering(made, latency, agree)
-    if text_draft is not None:
-        vocab_size = config.model_config.get_vocab_size()
-        proposer = create_text_proposer(text_draft)
-        steering = HybridSteering(made, latency, agree, proposer, vocab_size)
-    return drafter(config, device, runner, steering, companion)
+    steering = Steering(
+        PolicyRouter(context, create_policy(policy.name, context, settings.policy_options)),
+        latency,
+        TensorParallel(),
+        None if text_draft is None else create_text_proposer(text_draft),
+        config.model_config.get_vocab_size(),
+        has_model,
+    )
+    if is_v2:
+        if not has_model:
+            return runner_v2.TextSpeculator(config, device, runner, steering)
+        return runner_v2.SteeredSpeculator(config, device, runner, steering, companion)
+    if not has_model:
+        return runner_v1.TextDrafter(config, runner, steering)
+    return runner_v1.SteeredProposer(config, device, runner, steering, companion)
 
 
 def _check_profile(profile: AcceptanceProfile, config: VllmConfig, companion: str | None) -> None:
@@ -102,46 +113,6 @@ def _check_profile(profile: AcceptanceProfile, config: VllmConfig, companion: st
         draft=fingerprint("draft", draft.model, draft.revision),
         companion=None if companion is None else fingerprint("companion", companion),
     )
-
-
-def _text_drafter(runner: Any, device: torch.device, settings: VllmSettings, name: str) -> Any:
-    """The replacement of vLLM's proposer or speculator by one that continues texts."""
-    config: VllmConfig = runner.vllm_config
-    latency = _latency(settings)
-    latency.restart(latency.target)  # there are no other passes
-    context = PolicyContext(
-        config.speculative_config.num_speculative_tokens, latency, guarded=settings.guard
-    )
-    policy = settings.policy_for(samples_drafts=False)
-    steering = TextSteering(
-        PolicyRouter(context, create_policy(policy.name, context, settings.policy_options)),
-        latency,
-        TensorParallel(),
-        create_text_proposer(name),
-        config.model_config.get_vocab_size(),
-    )
-    if config.use_v2_model_runner:
-        from draftwise.integrations.vllm.v2.text import TextSpeculator
-
-        return TextSpeculator(config, device, runner, steering)
-    from draftwise.integrations.vllm.v1.text import TextDrafter
-
-    return TextDrafter(config, runner, steering)
-
-
-def _classes(config: VllmConfig) -> tuple[type[Any], type[Any]]:
-    """The classes of the drafter and the companion.
-
-    Imported here, as not every machine can import the modules of both model runners.
-    """
-    if config.use_v2_model_runner:
-        from draftwise.integrations.vllm.v2.companion import CompanionModel
-        from draftwise.integrations.vllm.v2.speculator import SteeredSpeculator
-
-        return SteeredSpeculator, CompanionModel
-    from draftwise.integrations.vllm.v1 import companion, proposer
-
-    return proposer.SteeredProposer, companion.CompanionModel
 
 
 def check_config(config: VllmConfig) -> None:
@@ -232,8 +203,7 @@ class _SteeredWorker:
         # The stages of a pipeline would have to be timed together.
         if has_profile or config.parallel_config.pipeline_parallel_size > 1:
             return
-        has_companion = self.drafter.companion is not None
-        costs = measure_costs(runner, self.drafter, has_companion, TensorParallel())
+        costs = measure_costs(runner, self.drafter, TensorParallel())
         self.drafter.hooks.steering.restart_costs(*costs)
 
 

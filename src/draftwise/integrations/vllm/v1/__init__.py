@@ -1,1 +1,0 @@
-"""Draft proposer and companion for vLLM's V1 model runner."""

@@ -1,1 +1,0 @@
-"""Speculator and companion for vLLM's V2 model runner."""
