@@ -26,6 +26,7 @@ from draftwise.engine.engine import Engine
 from draftwise.engine.memory import fitting_context
 from draftwise.engine.parallel.build import ParallelOptions, build_engine
 from draftwise.engine.proposers.by_name import draft_model_name
+from draftwise.engine.rehearsal import rehearse
 from draftwise.engine.turns import Turns
 from draftwise.errors import (
     DraftwiseWarning,
@@ -43,6 +44,7 @@ from draftwise.models.heads.loading import (
 )
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.loading import LoadedModel, load_model, weight_types
+from draftwise.models.static_steps import StepMode
 from draftwise.models.vocabulary_match import match_vocabulary
 from draftwise.policies import policy_class
 from draftwise.policies.catalogue import check_companion_is_asked
@@ -169,6 +171,8 @@ class EngineBuilder:
             self.turns,
             self._on_status,
         )
+        if speculation is not None and models.target.model.step_mode is StepMode.GRAPHS:
+            rehearse(engine, self._options.max_batch_size, self._on_status)
         return engine, models
 
     def load_models(self, speculation: SpeculationConfig) -> Models:

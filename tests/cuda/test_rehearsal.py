@@ -18,13 +18,13 @@ LARGEST = 5
 def rehearsed(engine, limit_seconds=1e9):
     """Rehearse; returns what was said about it."""
     said = []
-    assert rehearse(engine, engine._pipeline, LARGEST, said.append, limit_seconds) > 0
+    assert rehearse(engine, LARGEST, said.append, limit_seconds) > 0
     return said
 
 
 def num_sizes(engine):
     """Number of sizes that were prepared for the target and for the draft."""
-    pipeline = engine._pipeline
+    pipeline = engine.pipeline
     draft = pipeline.proposer.cached_model.cache
     target = engine._verifier._cache
     return [cache.steps.num_sizes for cache in (target, draft) if cache.steps is not None]
@@ -66,9 +66,9 @@ def test_a_rehearsal_ends_in_time(models):
 def test_without_a_model_any_tokens_are_verified_and_none_are_remembered(models):
     settings = {"policy": "adaptive", "remember_outputs": True}
     engine = assemble_with(RECORDED[0], models, RECIPE, "suffix", LARGEST, **settings)
-    proposer = engine._pipeline.proposer
+    proposer = engine.pipeline.proposer
     rehearsed(engine)
-    assert engine._pipeline.proposer is proposer
+    assert engine.pipeline.proposer is proposer
     assert engine._verifier._cache.steps.num_sizes >= len({1, 2, 3, 4, 5, 6})
     assert engine.corpus.num_tokens == 0
     generate(engine, [[1, 2, 3]] * 3, [SamplingParams(max_tokens=8)] * 3)

@@ -112,10 +112,15 @@ class Engine:
         self._unusable: DraftwiseError | None = None
 
     @property
+    def pipeline(self) -> SpeculationPipeline:
+        """What drafts, scores and selects tokens."""
+        self._check_usable()
+        return self._pipeline
+
+    @property
     def policies(self) -> PolicyRouter:
         """The policies that decide how much is drafted and verified."""
-        self._check_usable()
-        return self._pipeline.policies
+        return self.pipeline.policies
 
     @property
     def uncounted_seconds(self) -> float:

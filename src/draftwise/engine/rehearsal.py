@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.engine import Engine
-from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
@@ -86,7 +85,6 @@ def batch_sizes(largest: int) -> list[int]:
 
 def rehearse(
     engine: Engine,
-    pipeline: SpeculationPipeline,
     max_batch_size: int,
     on_status: Callable[[str], None],
     limit_seconds: float = LIMIT_SECONDS,
@@ -95,7 +93,6 @@ def rehearse(
 
     Args:
         engine: the engine, without requests.
-        pipeline: its pipeline.
         max_batch_size: largest batch.
         on_status: called with a description before the steps of each batch size.
         limit_seconds: the rehearsal ends after this time.
@@ -103,6 +100,7 @@ def rehearse(
     Returns:
         The number of steps.
     """
+    pipeline = engine.pipeline
     router, proposer = pipeline.policies, pipeline.proposer
     policy, guard = router.default, router.guard
     gamma = router.num_speculative_tokens
