@@ -154,14 +154,13 @@ def follow_orders(arguments: argparse.Namespace, answers: IO[str]) -> None:
         print(json.dumps(found), file=answers, flush=True)
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of every turn, by cell and by contender with its version."""
+def measure(arguments: argparse.Namespace, cells: dict[str, Any]) -> None:
+    """Add the tokens per second of every turn to ``cells``, by cell and contender with version."""
     known = [option for option in sys.argv[1:] if option != "--answer"]
     sources = {AFTER: arguments.after}
     if arguments.before is not None:
         sources[BEFORE] = arguments.before
     everybody = [(version, name) for version in sources for name in arguments.contenders]
-    cells: dict[str, Any] = {}
     for number in range(arguments.rounds):
         versions = {version: Version(source, known) for version, source in sources.items()}
         for path in arguments.prompts:
@@ -172,9 +171,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     work = {"path": str(path), "size": size, "temperature": temperature}
                     take_turns(arguments, versions, work, rates)
                     print(f"round {number + 1}: {cell}", file=sys.stderr, flush=True)
+                    if arguments.output:
+                        save(arguments, rows_of(cells))
         for version in versions.values():
             version.close()
-    return cells
 
 
 def take_turns(
@@ -286,12 +286,27 @@ def main() -> None:
         os.dup2(2, 1)
         follow_orders(arguments, answers)
         return
-    from draftwise.benchmark.report import write_report
-
-    rows = rows_of(measure(arguments))
+    cells: dict[str, Any] = {}
+    try:
+        measure(arguments, cells)
+    except KeyboardInterrupt:
+        print("interrupted; these cells were measured", file=sys.stderr)
+        cells = {
+            cell: {each: own[: min(map(len, rates.values()))] for each, own in rates.items()}
+            for cell, rates in cells.items()
+            if all(rates.values())
+        }
+    rows = rows_of(cells)
     show(rows)
     if arguments.output:
-        write_report(arguments.output, vars(arguments), {"results": rows})
+        save(arguments, rows)
+
+
+def save(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Write what was measured so far."""
+    from draftwise.benchmark.report import write_report
+
+    write_report(arguments.output, vars(arguments), {"results": rows})
 
 
 if __name__ == "__main__":
