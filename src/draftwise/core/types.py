@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -14,7 +14,7 @@ from draftwise.core.random import StageUniforms, StepUniforms
 
 @dataclass(frozen=True)
 class Draft:
-    """The tokens that a proposer proposed for each request of a step.
+    """A chain of proposed tokens for each request of a step.
 
     Attributes:
         tokens: ``[batch, num_tokens]`` int64; entries beyond a request's length are 0.
@@ -29,12 +29,6 @@ class Draft:
         is_one_hot: the requests whose tokens were proposed with certainty, ``[batch]``, instead of
             drawn from a distribution; ``None`` if there are none. Their rows of ``probs`` are
             undefined, unless the policy reads them (``Policy.reads_offers``).
-        parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
-            token follows, -1 for the request's last token; ``None`` if every draft is a chain.
-            Parents come before their children, so the first tokens of a tree are a tree. Its
-            tokens are proposed with certainty.
-        passes: number of nodes, roots included, of which each pass of the draft model proposed the
-            children; ``None`` for chains and if no model proposed the trees.
     """
 
     tokens: Tensor
@@ -43,46 +37,16 @@ class Draft:
     signals: DraftSignals | None = None
     stage_uniforms: StageUniforms | None = None
     is_one_hot: tuple[bool, ...] | None = None
-    parents: Tensor | None = None
-    passes: tuple[int, ...] | None = None
 
     @classmethod
     def empty(cls, num_requests: int, device: torch.device) -> Draft:
         """A draft without tokens."""
         tokens = torch.zeros(num_requests, 0, dtype=torch.long, device=device)
-        return cls(tokens, (0,) * num_requests, None)
-
-    @classmethod
-    def one_hot(
-        cls,
-        tokens: Tensor,
-        lengths: Sequence[int],
-        vocab_size: int,
-        uniforms: StepUniforms | None,
-        acceptance: Tensor | None,
-    ) -> Draft:
-        """A draft with one-hot proposals, which stores no distributions.
-
-        Args:
-            tokens: ``[batch, num_tokens]`` int64; entries beyond a length are 0.
-            lengths: ``[batch]`` number of proposed tokens of each request.
-            vocab_size: vocabulary size of the target.
-            uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
-            acceptance: ``[batch, num_tokens]`` float32 estimated acceptance probability of each
-                token, 0 beyond a length. ``None`` for a draft without signals.
-        """
-        signals = None
-        if acceptance is not None:
-            signals = OneHotSignals(tokens, lengths, vocab_size, acceptance)
-        stage = None if uniforms is None else uniforms.stage
-        is_one_hot = tuple(length > 0 for length in lengths)
-        return cls(tokens, tuple(lengths), None, signals, stage, is_one_hot)
+        return Draft(tokens, (0,) * num_requests, None)
 
     @property
     def drafting(self) -> list[int]:
         """For each pass of the draft model, at how many places it proposed the next tokens."""
-        if self.passes is not None:
-            return list(self.passes)
         lengths = self.lengths
         if self.is_one_hot is not None:
             pairs = zip(lengths, self.is_one_hot, strict=True)
@@ -93,7 +57,7 @@ class Draft:
     @property
     def copied(self) -> tuple[Collection[int], ...] | None:
         """``[batch]`` tokens that were copied from a known text; ``None`` if there are none."""
-        if self.passes is not None or self.is_one_hot is None:
+        if self.is_one_hot is None:
             return None
         pairs = zip(self.lengths, self.is_one_hot, strict=True)
         return tuple(range(length) if is_copied else () for length, is_copied in pairs)
@@ -112,16 +76,85 @@ class Draft:
             with_signals: whether it has signals.
         """
         index, uniforms = torch.tensor(own, device=self.tokens.device), self.stage_uniforms
-        signals = self.signals.of_requests(index) if with_signals and self.signals else None
-        return Draft(
-            self.tokens[index],
-            tuple(self.lengths[i] for i in own),
-            None if self.probs is None else self.probs[index],
-            signals,
-            None if uniforms is None else StageUniforms(uniforms.accept[own], uniforms.final[own]),
-            None if self.is_one_hot is None else tuple(self.is_one_hot[i] for i in own),
-            None if self.parents is None else self.parents[index],
+        return replace(
+            self,
+            tokens=self.tokens[index],
+            lengths=tuple(self.lengths[i] for i in own),
+            probs=None if self.probs is None else self.probs[index],
+            signals=self.signals.of_requests(index) if with_signals and self.signals else None,
+            stage_uniforms=None
+            if uniforms is None
+            else StageUniforms(uniforms.accept[own], uniforms.final[own]),
+            is_one_hot=None if self.is_one_hot is None else tuple(self.is_one_hot[i] for i in own),
         )
+
+
+class OneHotDraft(Draft):
+    """Chains of tokens that are all proposed with certainty. No distributions are stored."""
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        vocab_size: int,
+        uniforms: StepUniforms | None,
+        acceptance: Tensor | None,
+    ) -> OneHotDraft:
+        """Create a draft.
+
+        Args:
+            tokens: ``[batch, num_tokens]`` int64; entries beyond a length are 0.
+            lengths: ``[batch]`` number of proposed tokens of each request.
+            vocab_size: vocabulary size of the target.
+            uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
+            acceptance: ``[batch, num_tokens]`` float32 estimated acceptance probability of each
+                token, 0 beyond a length. ``None`` for a draft without signals.
+        """
+        signals = None
+        if acceptance is not None:
+            signals = OneHotSignals(tokens, lengths, vocab_size, acceptance)
+        stage = None if uniforms is None else uniforms.stage
+        is_one_hot = tuple(length > 0 for length in lengths)
+        return OneHotDraft(tokens, tuple(lengths), None, signals, stage, is_one_hot)
+
+    def as_tree(self, parents: Tensor) -> TreeDraft:
+        """The same tokens as nodes of token trees; see :class:`TreeDraft`."""
+        stage, is_one_hot = self.stage_uniforms, self.is_one_hot
+        return TreeDraft(
+            self.tokens, self.lengths, None, self.signals, stage, is_one_hot, parents=parents
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeDraft(OneHotDraft):
+    """A token tree for each request. Its tokens are proposed with certainty.
+
+    Attributes:
+        parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
+            token follows, -1 for the request's last token. Parents come before their children, so
+            the first tokens of a tree are a tree.
+        passes: number of nodes, roots included, of which each pass of the draft model proposed the
+            children; ``None`` if no model proposed the trees.
+    """
+
+    parents: Tensor
+    passes: tuple[int, ...] | None = None
+
+    @property
+    def drafting(self) -> list[int]:
+        """See :attr:`Draft.drafting`."""
+        return super().drafting if self.passes is None else list(self.passes)
+
+    @property
+    def copied(self) -> tuple[Collection[int], ...] | None:
+        """See :attr:`Draft.copied`."""
+        return super().copied if self.passes is None else None
+
+    def of_requests(self, own: list[int], with_signals: bool) -> Draft:
+        """See :meth:`Draft.of_requests`."""
+        whole = replace(self, parents=self.parents[own])
+        return super(TreeDraft, whole).of_requests(own, with_signals)
 
 
 @dataclass(frozen=True)
@@ -232,7 +265,7 @@ class Plan:
             each verified token, and 0 at all positions beyond the verification length.
         num_own: number of leading tokens of each request that are the draft's own, for policies
             that replace tokens; ``None`` if all tokens are.
-        parents: as in :class:`Draft`, of the verified tokens.
+        parents: as in :class:`TreeDraft`, of the verified tokens; ``None`` for chains.
     """
 
     tokens: Tensor

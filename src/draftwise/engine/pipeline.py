@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from draftwise.core.types import CompanionScores, Draft, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Plan, StepTimes, TreeDraft
 from draftwise.engine.batch import Batch
 from draftwise.engine.companion import Companion
 from draftwise.engine.lifecycle import FollowsRequests
@@ -72,7 +72,9 @@ class SpeculationPipeline:
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the tokens that the target verifies."""
         plan = self.policies.select(draft, companion_scores)
-        return plan if draft.parents is None else replace(plan, parents=draft.parents)
+        if isinstance(draft, TreeDraft) and any(draft.lengths):
+            return replace(plan, parents=draft.parents)
+        return plan
 
     def counted(self, times: StepTimes) -> StepTimes:
         """A step's times with the time of looking for continuations, and without the oracle's."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from draftwise.core.random import StepUniforms
 from draftwise.core.trees import ROOT
-from draftwise.core.types import Draft, DraftSignals
+from draftwise.core.types import Draft, DraftSignals, OneHotDraft
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.inputs import DraftPosition, RequestState
@@ -42,8 +41,8 @@ class Proposals(NamedTuple):
         acceptance: ``[batch, width]`` float64, estimated acceptance probability of each token if
             all tokens before it are accepted; 1 where nothing is known. In a token tree, the
             product up to a node is the probability that its path is accepted.
-        parents: ``[batch, width]`` int64, as in :class:`Draft`, with the most valuable nodes first;
-            ``None`` if all proposals are chains.
+        parents: ``[batch, width]`` int64, as in :class:`TreeDraft`, with the most valuable nodes
+            first; ``None`` if all proposals are chains.
     """
 
     tokens: NDArray[np.int64]
@@ -91,7 +90,7 @@ class Proposals(NamedTuple):
         device: torch.device,
         uniforms: StepUniforms | None,
         signals: bool,
-    ) -> Draft:
+    ) -> OneHotDraft:
         """The draft of the first tokens of each request.
 
         Args:
@@ -112,10 +111,10 @@ class Proposals(NamedTuple):
                     known[row, length:] = 0
         acceptance = None if known is None else torch.from_numpy(known).to(device)
         drafted = torch.from_numpy(tokens).to(device)
-        draft = Draft.one_hot(drafted, lengths, vocab_size, uniforms, acceptance)
-        if self.parents is None or not width:
+        draft = OneHotDraft.of(drafted, lengths, vocab_size, uniforms, acceptance)
+        if self.parents is None:
             return draft
-        return replace(draft, parents=torch.from_numpy(self.parents[:, :width].copy()).to(device))
+        return draft.as_tree(torch.from_numpy(self.parents[:, :width].copy()).to(device))
 
 
 def planned_lengths(made: Proposals, states: Sequence[RequestState], policy: Policy) -> list[int]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from draftwise.core.random import StepUniforms
 from draftwise.core.trees import ROOT
-from draftwise.core.types import Draft
+from draftwise.core.types import Draft, TreeDraft
 from draftwise.engine.cached_model import CachedModel, NodeInput
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
@@ -67,6 +67,7 @@ class DraftedTrees(NamedTuple):
             signals: whether the draft needs signals.
         """
         made = self.proposals.draft(lengths, context.vocab_size, context.device, uniforms, signals)
+        assert isinstance(made, TreeDraft)
         return replace(made, passes=self.passes)
 
 
