@@ -119,6 +119,7 @@ class PolicyRouter(Policy):
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether any policy of the step does. A step that rests looks for nothing."""
         self._divide(requests)
+        self._looked = False
         if not self._rests:
             # Ask every policy, because some policies count their steps.
             wanted = [policy.looks_for_offers(_own(requests, own)) for policy, own in self._parts]
