@@ -100,15 +100,13 @@ class TextChange:
     Attributes:
         cache_slot: the request's cache slot.
         is_new: whether the slot now belongs to another request.
-        kept: number of leading tokens that stay.
-        tail: tokens that follow them.
+        tail: the tokens that the text has gained.
         draft_length: number of valid tokens in the draft's cache.
         companion_length: number of valid tokens in the companion's cache.
     """
 
     cache_slot: int
     is_new: bool
-    kept: int
     tail: list[int]
     draft_length: int
     companion_length: int
@@ -139,19 +137,6 @@ class DraftShare:
 
 
 @dataclass(frozen=True)
-class Drafted:
-    """The answer to a :class:`DraftShare`.
-
-    Attributes:
-        draft: the draft, with requests in the order of the share.
-        cached: number of tokens in the draft's cache, by cache slot.
-    """
-
-    draft: Draft
-    cached: dict[int, int]
-
-
-@dataclass(frozen=True)
 class ScoreShare:
     """A request to score the kept tokens of the last draft.
 
@@ -163,15 +148,16 @@ class ScoreShare:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The answer to a :class:`ScoreShare`.
+class Answer:
+    """The answer to a :class:`DraftShare` or a :class:`ScoreShare`.
 
     Attributes:
-        scores: the companion's scores; ``None`` if nothing was scored.
-        cached: number of tokens in the companion's cache, by cache slot.
+        result: the draft, with requests in the order of the share; or the companion's scores, which
+            are ``None`` if nothing was scored.
+        cached: number of tokens in the model's cache, by cache slot.
     """
 
-    scores: CompanionScores | None
+    result: Draft | CompanionScores | None
     cached: dict[int, int]
 
 

@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from draftwise.engine.batch import Batch
 from draftwise.engine.cached_model import CachedModel
@@ -19,6 +19,8 @@ from draftwise.engine.parallel.replicas.messages import (
     TextChange,
 )
 from draftwise.errors import DraftwiseError, ReplicaError
+
+Result = TypeVar("Result")
 
 _END_SECONDS = 10.0
 _MODULE = "draftwise.engine.parallel.replicas.replica"
@@ -133,21 +135,45 @@ class Shares:
         requests |= {chunk.request.cache_slot: chunk.request for chunk in part.chunks}
         changes = []
         for slot, request in requests.items():
-            number, kept = self._known.get(slot, (-1, 0))
+            number, known = self._known.get(slot, (-1, 0))
             is_new = number != request.request_id
-            kept = 0 if is_new else kept  # a text only grows
             changes.append(
                 TextChange(
                     slot,
                     is_new,
-                    kept,
-                    request.tokens[kept:],
+                    request.tokens[0 if is_new else known :],  # a text only grows
                     self.draft.cache.lengths[slot],
                     0 if self.companion is None else self.companion.cache.lengths[slot],
                 )
             )
             self._known[slot] = request.request_id, len(request.tokens)
         return changes
+
+    def exchange(
+        self, messages: Mapping[int, object], model: CachedModel, own: Callable[[], Result]
+    ) -> dict[int, Result]:
+        """Send messages, compute the engine's own share meanwhile, and wait for the answers.
+
+        Args:
+            messages: by rank, for the replicas that have work.
+            model: the engine's own model. Its cache takes over the lengths of the replicas' caches.
+            own: computes the engine's own share.
+
+        Returns:
+            The results by rank, with the engine's own at rank 0.
+
+        Raises:
+            ReplicaError: a process has ended.
+        """
+        for rank, message in messages.items():
+            self.replicas.send(message, rank)
+        results = {0: own()}
+        for rank in messages:
+            answer = self.replicas.receive(rank)
+            for slot, length in answer.cached.items():
+                model.cache.lengths[slot] = length
+            results[rank] = answer.result
+        return results
 
 
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:

@@ -22,13 +22,12 @@ from draftwise.engine.batch import Batch, PromptChunk
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import CompanionModel
 from draftwise.engine.parallel.replicas.messages import (
+    Answer,
     Channel,
     ChannelClosedError,
-    Drafted,
     DraftShare,
     Ready,
     ReplicaSpec,
-    Scored,
     ScoreShare,
     TextChange,
 )
@@ -96,7 +95,7 @@ class Replica:
         self._step: tuple[Batch, Draft] | None = None
 
     @torch.inference_mode()
-    def draft(self, share: DraftShare) -> Drafted:
+    def draft(self, share: DraftShare) -> Answer:
         """Draft for this replica's share of a step."""
         for change in share.texts:
             self._change(change)
@@ -118,13 +117,13 @@ class Replica:
         draft = self._drafter.draft(batch, policy, share.limits)
         self._step = batch, draft
         slots = {*share.cache_slots, *(slot for slot, _, _ in share.chunks)}
-        return Drafted(
+        return Answer(
             replace(draft, stage_uniforms=None),
             {slot: self._draft.cache.lengths[slot] for slot in slots},
         )
 
     @torch.inference_mode()
-    def score(self, share: ScoreShare) -> Scored:
+    def score(self, share: ScoreShare) -> Answer:
         """Score the kept tokens of the last draft."""
         assert self._scorer is not None
         assert self._companion is not None
@@ -137,7 +136,7 @@ class Replica:
             self._scorer.read_prompts(batch)
         requests = [*batch.generating, *(chunk.request for chunk in batch.chunks)]
         lengths = self._companion.cache.lengths
-        return Scored(scores, {each.cache_slot: lengths[each.cache_slot] for each in requests})
+        return Answer(scores, {each.cache_slot: lengths[each.cache_slot] for each in requests})
 
     def _change(self, change: TextChange) -> None:
         caches = [(self._draft, change.draft_length)]
@@ -149,9 +148,7 @@ class Replica:
                 cached_model.cache.clear(change.cache_slot)
         for cached_model, length in caches:
             cached_model.cache.truncate(change.cache_slot, length)
-        tokens = self._requests[change.cache_slot].tokens
-        del tokens[change.kept :]
-        tokens.extend(change.tail)
+        self._requests[change.cache_slot].tokens.extend(change.tail)
 
 
 def _cut(draft: Draft, lengths: tuple[int, ...]) -> Draft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -13,11 +14,9 @@ from draftwise.engine.batch import Batch
 from draftwise.engine.companion import CompanionModel
 from draftwise.engine.drafting.loop import DraftingStep, run_drafting
 from draftwise.engine.parallel.replicas.messages import (
-    Drafted,
     DraftShare,
     ModelSpec,
     ReplicaSpec,
-    Scored,
     ScoreShare,
 )
 from draftwise.engine.parallel.replicas.processes import Replicas, Shares
@@ -176,28 +175,23 @@ class ReplicaBackend:
     def begin(self, step: DraftingStep) -> None:
         """Draft in all processes."""
         self._step = step
-        shares, replicas = self._shares.of(step.batch), self._shares.replicas
-        busy = []
-        for rank, (own, part) in enumerate(shares[1:], 1):
-            order = self._order(own, part)
-            if order is not None:
-                replicas.send(order, rank)
-                busy.append(rank)
-        answers = {0: self._draft_own(*shares[0])}
-        for rank in busy:
-            answer: Drafted = replicas.receive(rank)
-            for slot, length in answer.cached.items():
-                self._model.cache.lengths[slot] = length
-            answers[rank] = answer
-        self._width = max(answer.draft.tokens.shape[1] for answer in answers.values())
+        shares = self._shares.of(step.batch)
+        orders = {rank: self._order(*share) for rank, share in enumerate(shares) if rank}
+        busy = {rank: order for rank, order in orders.items() if order is not None}
+        drafts = self._shares.exchange(busy, self._model, partial(self._draft_own, *shares[0]))
+        self._width = max(draft.tokens.shape[1] for draft in drafts.values())
         if not self._buffers.fits(len(step.limits), max(1, self._width)):
             model = self._model
             self._buffers = DraftBuffers(
                 model.num_rows, max(step.longest, self._width), model.vocab_size, model.device
             )
         self._lengths = [0] * len(step.limits)
-        for rank, answer in answers.items():
-            self._take(shares[rank][0], answer)
+        for rank, draft in drafts.items():
+            own = shares[rank][0]
+            for index, length in zip(own, draft.lengths, strict=True):
+                self._lengths[index] = length
+            if any(draft.lengths):
+                self._buffers.put(own, draft, step.own_draft_probs)
 
     def draw(self, active: list[int], num_tokens: int) -> int:
         """Nothing to draw: :meth:`begin` drew all tokens."""
@@ -216,21 +210,11 @@ class ReplicaBackend:
         """The draft, truncated to each request's length."""
         return self._step.collect(self._buffers, lengths, min(num_tokens, self._width))
 
-    def _take(self, own: list[int], answer: Drafted) -> None:
-        """Merge one process's draft with the others."""
-        draft, step = answer.draft, self._step
-        for index, length in zip(own, draft.lengths, strict=True):
-            self._lengths[index] = length
-        if not any(draft.lengths):
-            return
-        self._buffers.put(own, draft, step.own_draft_probs)
-
-    def _draft_own(self, own: list[int], part: Batch) -> Drafted:
+    def _draft_own(self, own: list[int], part: Batch) -> Draft:
         """Draft for the engine's own share, as a replica would."""
         step = self._step
         limits = [step.limits[index] for index in own]
-        draft = self._own.draft(part, PrecomputedPolicy(limits, step.signals), limits)
-        return Drafted(draft, {})
+        return self._own.draft(part, PrecomputedPolicy(limits, step.signals), limits)
 
     def _order(self, own: list[int], part: Batch) -> DraftShare | None:
         """The message for a replica; ``None`` if its share has no work."""
@@ -268,11 +252,8 @@ class ReplicatedCompanion(CompanionModel):
         """Read the prompt chunks of a step whose draft is not scored."""
         if not batch.chunks:
             return
-        shares = self._shares.of(batch)
-        busy = self._ask(shares, (0,) * len(batch.generating))
-        super().read_prompts(shares[0][1])
-        for rank in busy:
-            self._answer(rank)
+        part, orders = self._divided(batch, (0,) * len(batch.generating))
+        self._shares.exchange(orders, self._cached_model, partial(super().read_prompts, part))
 
     def score(self, batch: Batch, draft: Draft) -> CompanionScores:
         """Score each drafted position.
@@ -283,42 +264,30 @@ class ReplicatedCompanion(CompanionModel):
         """
         assert draft.signals is not None
         shares = self._shares.of(batch)
-        busy = self._ask(shares, draft.lengths)
-        own, part = shares[0]
-        first = super().score(part, _part_of_draft(draft, own))
-        assert first is not None
-        answers = {0: first}
-        for rank in busy:
-            answer = self._answer(rank)
-            if answer is not None:
-                answers[rank] = answer
+        part, orders = self._divided(batch, draft.lengths)
+        score = partial(super().score, part, _part_of_draft(draft, shares[0][0]))
+        results = self._shares.exchange(orders, self._cached_model, score)
         signals, device = draft.signals, draft.tokens.device
         whole = CompanionScores(
             torch.zeros_like(signals.draft_probs),
             torch.zeros_like(signals.entropy),
             torch.zeros_like(signals.entropy),
         )
-        for rank, scores in answers.items():
-            for name in ("probs", "overlap", "agreement"):
-                values = getattr(scores, name)
+        for rank, scores in results.items():
+            if scores is None:
+                continue
+            for name, values in vars(scores).items():
                 getattr(whole, name)[shares[rank][0], : values.shape[1]] = values.to(device)
         return whole
 
-    def _ask(self, shares: list[tuple[list[int], Batch]], lengths: Sequence[int]) -> list[int]:
-        """Ask the replicas that have drafts or prompt chunks. Returns their ranks."""
-        busy = []
+    def _divided(self, batch: Batch, lengths: Sequence[int]) -> tuple[Batch, dict[int, ScoreShare]]:
+        """The engine's part, and a message for each replica that has drafts or prompt chunks."""
+        shares, orders = self._shares.of(batch), {}
         for rank, (own, part) in enumerate(shares[1:], 1):
             own_lengths = tuple(lengths[index] for index in own)
             if part.chunks or any(own_lengths):
-                self._shares.replicas.send(ScoreShare(own_lengths), rank)
-                busy.append(rank)
-        return busy
-
-    def _answer(self, rank: int) -> CompanionScores | None:
-        answer: Scored = self._shares.replicas.receive(rank)
-        for slot, length in answer.cached.items():
-            self._cached_model.cache.lengths[slot] = length
-        return answer.scores
+                orders[rank] = ScoreShare(own_lengths)
+        return shares[0][1], orders
 
 
 def _part_of_draft(draft: Draft, own: list[int]) -> Draft:
