@@ -37,6 +37,11 @@ def build(models, num_replicas, policy="fixed", companion=None, **options):
     )
 
 
+def processes_of(llm):
+    """The processes that draft beside the engine."""
+    return llm.engine._pipeline.proposer._shares.replicas.close.peek()[2][1]
+
+
 @pytest.fixture(scope="module")
 def replicated(models):
     """One engine shared by tests that only generate, because each engine starts a process."""
@@ -78,14 +83,17 @@ def test_requests_can_join_and_be_cancelled(models, replicated):
 
 
 def test_companions_of_replicas_score_their_requests(models):
-    """The staged policy uses the companion's scores in every step."""
+    """The staged policy uses the companion's scores in every step. Closing ends the processes."""
     together, alone = (build(models, n, "staged", "yes", max_batch_size=5) for n in (2, 1))
     outputs, expected = (llm.generate(*varied_work(30)) for llm in (together, alone))
     assert token_ids(outputs) == token_ids(expected)
     drafted = [output.speculation.num_scored for output in outputs]
     assert drafted == [output.speculation.num_scored for output in expected]
     assert sum(drafted) > 0
-    together.close()
+    (process,) = processes_of(together)
+    for _ in range(2):  # closing twice has no effect
+        together.close()
+    assert process.poll() == 0
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "sv"])
@@ -119,8 +127,7 @@ def test_requests_of_a_batch_use_different_policies(replicated, models):
 class TestFailures:
     def test_a_replica_that_dies_is_named(self, models):
         llm = build(models, 2, max_batch_size=4)
-        processes = llm.engine._pipeline.proposer._shares.replicas.close.peek()[2][1]
-        for process in processes:
+        for process in processes_of(llm):
             process.kill()
             process.wait()
         with pytest.raises(ReplicaError, match="replica 1 does not answer") as caught:
@@ -128,13 +135,6 @@ class TestFailures:
         assert caught.value.field == "draft_replicas"
         assert llm.engine.num_unfinished == 0
         llm.close()
-
-    def test_closing_ends_the_processes(self, models):
-        llm = build(models, 2, max_batch_size=4)
-        (process,) = llm.engine._pipeline.proposer._shares.replicas.close.peek()[2][1]
-        llm.close()
-        llm.close()
-        assert process.poll() == 0
 
     def test_a_replica_that_cannot_load_its_model_is_reported(self):
         spec = ModelSpec("/nowhere", "draft", torch.float32, 16, False)

@@ -60,12 +60,7 @@ def build_engine(
 
     Args:
         parallel: what runs at the same time.
-        models: as in :class:`Engine`.
-        speculation: as in :class:`Engine`.
-        options: as in :class:`Engine`.
-        latency: as in :class:`Engine`.
-        profile: as in :class:`Engine`.
-        turns: as in :class:`Engine`.
+        models, speculation, options, latency, profile, turns: as in :class:`Engine`.
         on_status: called with a description of each operation that takes seconds.
 
     Raises:

@@ -131,11 +131,7 @@ class OverlappedEngine(Engine):
 
         Args:
             models: the loaded models, including a draft model.
-            speculation: how to speculate.
-            options: as in :class:`Engine`.
-            latency: as in :class:`Engine`.
-            profile: as in :class:`Engine`.
-            turns: as in :class:`Engine`.
+            speculation, options, latency, profile, turns: as in :class:`Engine`.
             interference: slowdown of simultaneous passes, by which each step decides whether to
                 overlap; ``None`` to overlap always.
 

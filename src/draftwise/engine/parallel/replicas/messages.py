@@ -63,7 +63,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """The configuration of a replica.
+    """The configuration of a replica, which answers with the fingerprints of its models.
 
     Attributes:
         draft: the draft model.
@@ -80,17 +80,6 @@ class ReplicaSpec:
     num_cache_slots: int
     vocab_size: int
     num_threads: int
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The answer to a :class:`ReplicaSpec`.
-
-    Attributes:
-        fingerprints: fingerprints of the loaded models.
-    """
-
-    fingerprints: list[str]
 
 
 @dataclass(frozen=True)
@@ -137,19 +126,8 @@ class DraftShare:
 
 
 @dataclass(frozen=True)
-class ScoreShare:
-    """A request to score the kept tokens of the last draft.
-
-    Attributes:
-        lengths: ``[requests]`` number of draft tokens to score; all 0 to read prompts only.
-    """
-
-    lengths: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Answer:
-    """The answer to a :class:`DraftShare` or a :class:`ScoreShare`.
+    """The answer to a :class:`DraftShare`, or to the number of draft tokens to score.
 
     Attributes:
         result: the draft, with requests in the order of the share; or the companion's scores, which

@@ -59,7 +59,7 @@ class Replicas:
             if isinstance(answer, DraftwiseError):
                 self.close()
                 raise answer
-            if answer.fingerprints != list(fingerprints):
+            if answer != list(fingerprints):
                 self.close()
                 raise ReplicaError("draft_replicas", f"replica {rank} loaded other models")
 

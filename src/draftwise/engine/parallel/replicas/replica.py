@@ -26,9 +26,7 @@ from draftwise.engine.parallel.replicas.messages import (
     Channel,
     ChannelClosedError,
     DraftShare,
-    Ready,
     ReplicaSpec,
-    ScoreShare,
     TextChange,
 )
 from draftwise.engine.proposers.base import ProposerContext
@@ -123,20 +121,24 @@ class Replica:
         )
 
     @torch.inference_mode()
-    def score(self, share: ScoreShare) -> Answer:
-        """Score the kept tokens of the last draft."""
+    def score(self, lengths: tuple[int, ...]) -> Answer:
+        """Score the kept tokens of the last draft.
+
+        Args:
+            lengths: ``[requests]`` number of draft tokens to score; all 0 to read prompts only.
+        """
         assert self._scorer is not None
         assert self._companion is not None
         assert self._step is not None
         batch, draft = self._step
         scores = None
-        if any(share.lengths):
-            scores = self._scorer.score(batch, _cut(draft, share.lengths))
+        if any(lengths):
+            scores = self._scorer.score(batch, _cut(draft, lengths))
         else:
             self._scorer.read_prompts(batch)
         requests = [*batch.generating, *(chunk.request for chunk in batch.chunks)]
-        lengths = self._companion.cache.lengths
-        return Answer(scores, {each.cache_slot: lengths[each.cache_slot] for each in requests})
+        cached = self._companion.cache.lengths
+        return Answer(scores, {each.cache_slot: cached[each.cache_slot] for each in requests})
 
     def _change(self, change: TextChange) -> None:
         caches = [(self._draft, change.draft_length)]
@@ -190,13 +192,11 @@ def serve(channel: Channel) -> None:
     except DraftwiseError as error:
         channel.send(error)
         return
-    channel.send(Ready([each.fingerprint for each in (draft, companion) if each is not None]))
+    channel.send([each.fingerprint for each in (draft, companion) if each is not None])
     while True:
         message = channel.receive()
-        if isinstance(message, DraftShare):
-            channel.send(replica.draft(message))
-        elif isinstance(message, ScoreShare):
-            channel.send(replica.score(message))
+        drafts = isinstance(message, DraftShare)
+        channel.send(replica.draft(message) if drafts else replica.score(message))
 
 
 def _cached_model(loaded: LoadedModel, spec: ReplicaSpec) -> CachedModel:

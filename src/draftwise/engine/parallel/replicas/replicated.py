@@ -17,7 +17,6 @@ from draftwise.engine.parallel.replicas.messages import (
     DraftShare,
     ModelSpec,
     ReplicaSpec,
-    ScoreShare,
 )
 from draftwise.engine.parallel.replicas.processes import Replicas, Shares
 from draftwise.engine.parallel.replicas.replica import PrecomputedPolicy
@@ -280,13 +279,15 @@ class ReplicatedCompanion(CompanionModel):
                 getattr(whole, name)[shares[rank][0], : values.shape[1]] = values.to(device)
         return whole
 
-    def _divided(self, batch: Batch, lengths: Sequence[int]) -> tuple[Batch, dict[int, ScoreShare]]:
-        """The engine's part, and a message for each replica that has drafts or prompt chunks."""
+    def _divided(
+        self, batch: Batch, lengths: Sequence[int]
+    ) -> tuple[Batch, dict[int, tuple[int, ...]]]:
+        """The engine's part, and the draft lengths of each replica that has drafts or prompts."""
         shares, orders = self._shares.of(batch), {}
         for rank, (own, part) in enumerate(shares[1:], 1):
             own_lengths = tuple(lengths[index] for index in own)
             if part.chunks or any(own_lengths):
-                orders[rank] = ScoreShare(own_lengths)
+                orders[rank] = own_lengths
         return shares[0][1], orders
 
 
