@@ -14,10 +14,9 @@ from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.kernels.native.drafting import DraftRun
 from draftwise.models.loading import load_model
 from draftwise.profiling import interference, latency
-from draftwise.profiling.fitting import Point, fit_stage
 from draftwise.profiling.interference import measure_interference
 from draftwise.profiling.latency import load_latency, measure_latency, measure_profile
-from draftwise.profiling.latency_profile import LatencyProfile
+from draftwise.profiling.latency_profile import LatencyProfile, Point, fit_stage
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import quick_shapes, thorough_shapes
 

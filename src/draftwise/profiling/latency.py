@@ -14,9 +14,8 @@ from dataclasses import replace
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
-from draftwise.profiling.fitting import Point
 from draftwise.profiling.interference import cores_of_both, measure_interference
-from draftwise.profiling.latency_profile import LatencyProfile
+from draftwise.profiling.latency_profile import LatencyProfile, Point
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import Shapes, quick_shapes, thorough_shapes
 from draftwise.values import integer
