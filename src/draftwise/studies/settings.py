@@ -39,7 +39,7 @@ class StudySettings:
         temperature: sampling temperature of all models, above 0.
         top_p: top-p of all models.
         batch_sizes: batch sizes of timed studies.
-        contexts: context lengths of ``speedup-by-context`` and ``trees-by-context``, in tokens.
+        contexts: context lengths of ``speedup-by-context``, in tokens.
         cost_ratios: parameters of the target relative to those of the draft, of the study
             ``cost-ratio``.
         turn: timed seconds of one turn of a contender.
