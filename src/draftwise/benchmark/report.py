@@ -60,7 +60,7 @@ def write_report(path: Path, settings: Mapping[str, Any], figures: Mapping[str, 
 def summary_lines(run: str, origin: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[str]:
     """A line of JSON on a run, and one for each mapping of its figures that has numbers.
 
-    Numbers have four significant digits. A list of numbers is replaced by its median and quartiles.
+    Numbers have six significant digits. A list of numbers is replaced by its median and quartiles.
     A mapping of a few numbers, such as a spread, is a part of the line of its cell.
 
     Args:
@@ -104,7 +104,7 @@ def _is_part_of_its_cell(figures: Mapping[str, Any]) -> bool:
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _revision() -> str:
