@@ -11,7 +11,7 @@ FIGURES = {
             "batch_size": 8,
             "contenders": {
                 "none": {"ratio": {"median": 1.0, "low": 1.0, "high": 1.0}},
-                "adaptive": {"ratio": [1.23456, 1.5, 1.75], "acceptance": 0.61234567, "steps": 12345},
+                "adaptive": {"ratio": [1.23456, 1.5, 1.75], "rate": 0.61234567, "steps": 12345},
                 "fixed": {"ratio": 1.5},
             },
         }
@@ -30,7 +30,7 @@ def test_each_cell_has_a_row_with_its_spread():
     assert adaptive == where | {
         "cell": "cells/contenders/adaptive",
         "ratio": {"median": 1.5, "low": 1.36728, "high": 1.625},
-        "acceptance": 0.612346,
+        "rate": 0.612346,
         "steps": 12345,
     }
 
