@@ -199,7 +199,7 @@ class SignalModel:
         self.weights += np.linalg.solve(self._precision, gradient)
 
     def log_odds_over_vocabulary(
-        self, q: Tensor, entropy: Tensor, history: Tensor, position: Tensor, c: Tensor | None
+        self, q: Tensor, entropy: Tensor, history: Tensor, position: Tensor, c: Tensor
     ) -> Tensor:
         """The estimate of :meth:`predict` for every token of the vocabulary, as log-odds.
 
@@ -208,7 +208,7 @@ class SignalModel:
             entropy: ``[rows]`` H of the distributions.
             history: ``[rows]`` recent mean acceptance of the requests.
             position: ``[rows]`` positions in the draft.
-            c: ``[rows, vocab]`` the companion's distributions; ``None`` without a companion.
+            c: ``[rows, vocab]`` the companion's distributions.
 
         Returns:
             ``[rows, vocab]`` log-odds, not clipped.
@@ -218,18 +218,17 @@ class SignalModel:
         """
         if self.inputs is Inputs.PREDICTABLE:
             raise ValueError("a predictable model does not depend on the token")
-        s = torch.zeros_like(entropy) if c is None else torch.minimum(q, c).sum(dim=1)
         place = position.clamp(max=LAST_POSITION).to(entropy.dtype) / LAST_POSITION
         by_name = {
             Variable.ENTROPY: entropy.clamp(max=LARGEST_ENTROPY),
             Variable.HISTORY: history,
             Variable.PLACE: place,
-            Variable.OVERLAP: s,
+            Variable.OVERLAP: torch.minimum(q, c).sum(dim=1),
         }
         one = torch.ones_like(entropy)
         variables = torch.stack([by_name.get(each, one) for each in Variable])
         log_q = q.clamp(min=SMALLEST_TOKEN_PROB).log_()
-        a = None if c is None else (c / q.clamp(min=1e-30)).clamp_(max=1.0)
+        a = (c / q.clamp(min=1e-30)).clamp_(max=1.0)
         return self.formula.over_vocabulary(self.weights, variables, log_q, a)
 
     def to_tensors(self) -> dict[str, Tensor]:

@@ -62,7 +62,7 @@ class Polynomial:
         return products
 
     def over_vocabulary(
-        self, weights: Floats, variables: Tensor, log_q: Tensor, agreement: Tensor | None
+        self, weights: Floats, variables: Tensor, log_q: Tensor, agreement: Tensor
     ) -> Tensor:
         """``[rows, vocab]`` the polynomial for all tokens, which differ in q(x) and A only.
 
@@ -70,15 +70,13 @@ class Polynomial:
             weights: ``[features]`` weights of the polynomial.
             variables: ``[variables, rows]``; the variables of q(x) and A are 1.
             log_q: ``[rows, vocab]`` l of every token; overwritten.
-            agreement: ``[rows, vocab]`` A of every token; ``None`` if all are 0.
+            agreement: ``[rows, vocab]`` A of every token.
         """
         weighted = self.features(variables) * torch.from_numpy(weights).to(variables)[:, None]
         constant, linear, square, of_a, of_a_and_l, square_of_a = (
             self._groups.to(variables) @ weighted
         ).unsqueeze(2)
         result: Tensor = (log_q * square).add_(linear).mul_(log_q).add_(constant)
-        if agreement is None:
-            return result
         of_agreement = log_q.mul_(of_a_and_l).add_(of_a).addcmul_(agreement, square_of_a)
         return result.add_(of_agreement.mul_(agreement))
 
