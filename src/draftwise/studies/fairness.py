@@ -8,17 +8,14 @@ not any of its drafted tokens is verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from draftwise.benchmark.style import look
-from draftwise.engine.request import Request
-from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
-from draftwise.params import SamplingParams
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
@@ -30,26 +27,8 @@ _POLICIES = ("fixed:5", "tetris:5", "sv-published:5", "sv:5")
 _REQUESTS_PER_ROW = 4
 
 
-def shares_of_requests(
-    llm: LLM,
-    prompts: Sequence[list[int]],
-    params: Sequence[SamplingParams],
-    on_step: Callable[[list[Request]], None] | None = None,
-) -> dict[str, Any]:
-    """Distribution of verified and gained tokens per step over the requests.
-
-    Args:
-        llm: LLM with a policy.
-        prompts: prompts, served at the engine's batch size.
-        params: sampling parameters of each prompt.
-        on_step: called after every step with the requests that gained tokens.
-    """
-    outputs = llm.generate(list(prompts), list(params), on_step)
-    return figures_of([output.speculation for output in outputs])
-
-
 def figures_of(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
-    """All results for a set of requests."""
+    """Distribution of verified and gained tokens per step over the requests."""
     served = [each for each in stats if each.num_steps]
     verified = np.sort([each.num_verified / each.num_steps for each in served])
     total = verified.sum()
@@ -87,7 +66,8 @@ class Fairness(Study):
         figures = {}
         for each in bench.contenders(_POLICIES):
             bench.status(each.name)
-            figures[each.name] = shares_of_requests(each.llm, prompts, params)
+            outputs = each.llm.generate(prompts, params)
+            figures[each.name] = figures_of([output.speculation for output in outputs])
         return {"batch_size": max(s.batch_sizes), "policies": figures}
 
     @styled

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BINNINGS = ("5x5", "10x10", "20x20", "adaptive")
-SINGLE = ("H", "q(x)", "history", "S", "A")
 
 
 def figures_of_triple(records: Records, target_records: Records) -> dict[str, Any]:
