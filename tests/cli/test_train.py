@@ -15,8 +15,8 @@ from draftwise import LLM
 from draftwise.checkpoints.heads import read_head
 from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
-from draftwise.distillation.run import Machine, TrainingRun
-from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.run import TrainingRun
+from draftwise.distillation.settings import Machine, TrainingSettings
 from draftwise.errors import HeadTargetWarning, InvalidParameterError, UnsupportedModelError
 
 from ..stand_ins import unguarded

@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwise.distillation.recipes import recipe_of
-from draftwise.distillation.run import Machine, TrainingRun
-from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.run import TrainingRun, recipe_of
+from draftwise.distillation.settings import Machine, TrainingSettings
 
 from ..tiny_heads import HeadRecipe
 from .training import PROMPTS, TARGET, assert_drafts

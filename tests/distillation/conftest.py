@@ -5,7 +5,6 @@ from transformers import AutoModelForCausalLM
 
 from draftwise.distillation.documents import Document, pack_documents
 from draftwise.distillation.start import new_head
-from draftwise.distillation.state_scale import state_scale
 from draftwise.distillation.teacher import Teacher
 from draftwise.distillation.unrolled import unroll
 
@@ -37,7 +36,7 @@ def random_documents(count=6, vocab=24, seed=0, temperature=1.0):
 def randomised_head(teacher, target_ids, **changes):
     """A new head whose weights are all random, norms and zeroed projections included."""
     rows = pack_documents(random_documents(), LENGTH)
-    head = new_head(teacher, target_ids, state_scale(teacher, rows), 0)
+    head = new_head(teacher, target_ids, teacher.state_scale(rows), 0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
@@ -52,5 +51,5 @@ def randomised_head(teacher, target_ids, **changes):
 def outputs_everywhere(head, rows, states, embedding, num_steps):
     """``[num_steps, rows, length, hidden]`` outputs of the chains of all positions."""
     begins = torch.ones_like(rows.is_learned)
-    steps = unroll(head, rows, states, embedding, begins, num_steps)
-    return torch.stack([step.out.view(*rows.tokens.shape, -1) for step in steps])
+    outs = unroll(head, rows, states, embedding, begins, num_steps)
+    return torch.stack([out.view(*rows.tokens.shape, -1) for out in outs])

@@ -6,8 +6,8 @@ import pytest
 
 from draftwise.distillation import data
 from draftwise.distillation.answers import Answered
-from draftwise.distillation.data import collect, read_prompts
-from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.data import collect
+from draftwise.distillation.settings import Machine, TrainingSettings
 from draftwise.errors import InvalidParameterError
 
 from ..tiny_models import Recipe
@@ -25,9 +25,8 @@ def settings(models, tmp_path):
 
 
 def collected(settings, tmp_path):
-    return collect(
-        settings, read_prompts(settings), "float32", "cpu", False, tmp_path, lambda text: None
-    )
+    machine = Machine("float32", "cpu", answers=tmp_path)
+    return collect(settings, machine, lambda text: None)
 
 
 def test_all_answers_share_one_budget(settings, monkeypatch, tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 
-from draftwise.distillation.recipes import RECIPES
+from draftwise.distillation.run import RECIPES
 from draftwise.distillation.settings import KINDS, TrainingSettings
 from draftwise.errors import InvalidParameterError
 

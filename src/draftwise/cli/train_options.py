@@ -79,7 +79,7 @@ class CommonOptions:
         """Settings of a run.
 
         Args:
-            kind: what is trained, a key of :data:`draftwise.distillation.recipes.RECIPES`.
+            kind: what is trained, a key of :data:`draftwise.distillation.run.RECIPES`.
             own: the settings that this kind alone has.
 
         Raises:
@@ -128,8 +128,8 @@ class CommonOptions:
         """
         from draftwise.cli.interruption import EXIT_STATUS, interruptible
         from draftwise.cli.train_report import LearningCurve
-        from draftwise.distillation.recipes import recipe_of
-        from draftwise.distillation.run import Machine, Reporting, TrainingRun, is_unfinished
+        from draftwise.distillation.run import Reporting, TrainingRun, is_unfinished, recipe_of
+        from draftwise.distillation.settings import Machine
 
         settings = self.settings(kind, **own)
         recipe = recipe_of(settings, self.trust_remote_code)

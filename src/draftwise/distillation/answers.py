@@ -70,9 +70,7 @@ class AnswerCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidParameterError(
-                "answers", f"cannot create {str(self._folder)!r}: {error}"
-            ) from error
+            raise _cannot("create", self._folder, error) from error
 
     def get(self, job: Job) -> tuple[int, ...] | None:
         """Tokens of an answer; ``None`` if it was not generated yet.
@@ -94,9 +92,7 @@ class AnswerCache:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([job.key, list(tokens)], separators=(",", ":")) + "\n")
         except OSError as error:
-            raise InvalidParameterError(
-                "answers", f"cannot write {str(path)!r}: {error}"
-            ) from error
+            raise _cannot("write", path, error) from error
 
     def _file(self, temperature: float) -> Path:
         return self._folder / f"{self._name}-{temperature:g}.jsonl"
@@ -107,10 +103,12 @@ class AnswerCache:
             try:
                 self._answers[temperature] = _read(path)
             except OSError as error:
-                raise InvalidParameterError(
-                    "answers", f"cannot read {str(path)!r}: {error}"
-                ) from error
+                raise _cannot("read", path, error) from error
         return self._answers[temperature]
+
+
+def _cannot(do: str, path: Path, error: OSError) -> InvalidParameterError:
+    return InvalidParameterError("answers", f"cannot {do} {str(path)!r}: {error}")
 
 
 def _read(path: Path) -> dict[str, tuple[int, ...]]:
@@ -137,9 +135,6 @@ def _read(path: Path) -> dict[str, tuple[int, ...]]:
     return answers
 
 
-Answers = list[tuple[Job, tuple[int, ...]]]
-
-
 @dataclass(frozen=True)
 class Answered:
     """Answers of a target.
@@ -149,7 +144,7 @@ class Answered:
         seconds: time that generating the new ones took, without pauses of the process.
     """
 
-    answers: Answers
+    answers: list[tuple[Job, tuple[int, ...]]]
     seconds: float
 
 
@@ -185,96 +180,63 @@ def answer(
     Raises:
         DraftwiseError: all prompts failed.
     """
-    known = {job: tokens for job in jobs if (tokens := cache.get(job)) is not None}
-    run = _Run(llm, cache, max_tokens, seconds, known, on_progress)
-    waiting = [job for job in jobs if job not in known]
-    while waiting and not run.is_over:
+    done = {job: tokens for job in jobs if (tokens := cache.get(job)) is not None}
+    total, spent, clock = sum(map(len, done.values())), 0.0, StepClock()
+    # Requests are known by their parameters, which are distinct objects.
+    asked: dict[int, Job] = {}
+
+    def on_step(advanced: list[Request]) -> None:
+        nonlocal total, spent
+        spent += clock.stop()
+        clock.start()
+        for request in advanced:
+            if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                job = asked[id(request.params)]
+                done[job] = tuple(request.tokens[request.num_prompt_tokens :])
+                cache.add(job, done[job])
+                total += len(done[job])
+        if on_progress is not None:
+            on_progress(len(done), total)
+        if seconds is not None and spent >= seconds:
+            raise _TimeIsUpError
+
+    waiting = [job for job in jobs if job not in done]
+    while waiting and (seconds is None or spent < seconds):
         size = len(waiting)
         if num_tokens is not None:
-            missing = num_tokens - run.num_tokens
-            size = min(size, math.ceil(missing / run.tokens_per_answer))
+            per_answer = max(1.0, total / len(done)) if done else max_tokens / 2
+            size = min(size, math.ceil((num_tokens - total) / per_answer))
             if size <= 0:
                 break
         batch, waiting = waiting[:size], waiting[size:]
-        run.generate(batch)
-    finished = [(job, run.done[job]) for job in jobs if job in run.done]
+        params = [
+            SamplingParams(
+                max_tokens=max_tokens, temperature=job.temperature, seed=int(job.key[:12], 16)
+            )
+            for job in batch
+        ]
+        asked = {id(each): job for each, job in zip(params, batch, strict=True)}
+        clock.start()
+        try:
+            llm.generate([list(job.prompt) for job in batch], params, on_step)
+        except _TimeIsUpError:
+            break
+        except (PromptError, CacheExhaustedError, NumericalError):
+            # All prompts of this batch failed. Others may not.
+            if not done:
+                raise
+    finished = [(job, done[job]) for job in jobs if job in done]
     if num_tokens is not None:
         finished = _first(finished, num_tokens)
-    return Answered(finished, run.seconds)
+    return Answered(finished, spent)
 
 
-def _first(finished: Answers, num_tokens: int) -> Answers:
+def _first(
+    finished: list[tuple[Job, tuple[int, ...]]], num_tokens: int
+) -> list[tuple[Job, tuple[int, ...]]]:
     total = 0
     for index, (_, tokens) in enumerate(finished):
         total += len(tokens)
         if total >= num_tokens:
             return finished[: index + 1]
     return finished
-
-
-class _Run:
-    """Answers that are being generated."""
-
-    def __init__(
-        self,
-        llm: LLM,
-        cache: AnswerCache,
-        max_tokens: int,
-        seconds: float | None,
-        known: dict[Job, tuple[int, ...]],
-        on_progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self.done = known
-        self.num_tokens = sum(map(len, known.values()))
-        self._llm = llm
-        self._cache = cache
-        self._max_tokens = max_tokens
-        self.seconds = 0.0
-        self._limit = seconds
-        self._clock = StepClock()
-        self._on_progress = on_progress
-        self._jobs: dict[int, Job] = {}
-
-    @property
-    def is_over(self) -> bool:
-        return self._limit is not None and self.seconds >= self._limit
-
-    @property
-    def tokens_per_answer(self) -> float:
-        return max(1.0, self.num_tokens / len(self.done)) if self.done else self._max_tokens / 2
-
-    def generate(self, batch: Sequence[Job]) -> None:
-        params = [
-            SamplingParams(
-                max_tokens=self._max_tokens,
-                temperature=job.temperature,
-                seed=int(job.key[:12], 16),
-            )
-            for job in batch
-        ]
-        # Requests are known by their parameters, which are distinct objects.
-        self._jobs = {id(each): job for each, job in zip(params, batch, strict=True)}
-        self._clock.start()
-        try:
-            self._llm.generate([list(job.prompt) for job in batch], params, self._on_step)
-        except _TimeIsUpError:
-            return
-        except (PromptError, CacheExhaustedError, NumericalError):
-            # All prompts of this batch failed. Others may not.
-            if not self.done:
-                raise
-
-    def _on_step(self, advanced: list[Request]) -> None:
-        self.seconds += self._clock.stop()
-        self._clock.start()
-        for request in advanced:
-            if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                tokens = tuple(request.tokens[request.num_prompt_tokens :])
-                job = self._jobs[id(request.params)]
-                self._cache.add(job, tokens)
-                self.done[job] = tokens
-                self.num_tokens += len(tokens)
-        if self._on_progress is not None:
-            self._on_progress(len(self.done), self.num_tokens)
-        if self.is_over:
-            raise _TimeIsUpError

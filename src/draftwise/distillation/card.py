@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from draftwise.distillation.recipe import CardTexts
 
 _TEMPLATE = """---
 base_model: {target}
@@ -78,6 +77,28 @@ _DRAFT = {
     "entropy, bits": "entropy",
     "tokens": "num_tokens",
 }
+
+
+@dataclass(frozen=True)
+class CardTexts:
+    """Texts of the model card.
+
+    Attributes:
+        title: title of the card.
+        introduction: what was trained.
+        role: what it does in speculative decoding, in a sentence.
+        speculation: arguments of ``SpeculationConfig`` that use the folder.
+        noun: ``"draft"`` or ``"companion"``.
+    """
+
+    title: str
+    introduction: str
+    role: str = (
+        "The target checks every proposed token, so a draft changes the speed of the output and "
+        "not its\ndistribution."
+    )
+    speculation: str = 'draft="path/of/this/folder"'
+    noun: str = "draft"
 
 
 def card(

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.distillation.answers import AnswerCache, Job, answer
 from draftwise.distillation.documents import Document
-from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.settings import Machine, TrainingSettings
 from draftwise.engine.suffix.loading import read_texts
 from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.llm import LLM
@@ -42,7 +42,7 @@ class Collected:
     seconds: float
 
 
-def read_prompts(settings: TrainingSettings) -> list[str]:
+def _read_prompts(settings: TrainingSettings) -> list[str]:
     """The prompts of all files in a random order, without repetitions.
 
     Raises:
@@ -57,35 +57,26 @@ def read_prompts(settings: TrainingSettings) -> list[str]:
 
 
 def collect(
-    settings: TrainingSettings,
-    prompts: Sequence[str],
-    dtype: str,
-    device: str,
-    trust_remote_code: bool,
-    cache_folder: Path | None,
-    on_status: Callable[[str], None],
+    settings: TrainingSettings, machine: Machine, on_status: Callable[[str], None]
 ) -> Collected:
     """Let the target answer the prompts, and tokenise the texts.
 
     Args:
         settings: settings of the run.
-        prompts: prompts in their order, see :func:`read_prompts`.
-        dtype: data type of the target.
-        device: device of the target.
-        trust_remote_code: whether to run code that comes with the target.
-        cache_folder: folder of earlier answers; ``None`` for the user's cache folder.
+        machine: where the target runs, and the folder of earlier answers.
         on_status: called with a description of what is done.
 
     Raises:
-        DraftwiseError: the target cannot be loaded, or all prompts are too long.
+        DraftwiseError: prompts cannot be read or are too long, or the target cannot be loaded.
     """
+    prompts = _read_prompts(settings)
     llm = LLM(
         settings.target,
         SpeculationConfig("suffix"),
-        dtype=dtype,
-        device=device,
+        dtype=machine.dtype,
+        device=machine.device,
         max_model_len=settings.length,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=machine.trust_remote_code,
         on_status=on_status,
     )
     with llm:
@@ -93,7 +84,7 @@ def collect(
         num_held_out = min(settings.num_held_out, max(1, len(tokenized) // 10))
         held_out, training = tokenized[:num_held_out], tokenized[num_held_out:]
         seconds = 0.0
-        cache = AnswerCache(llm.target.fingerprint, settings.max_tokens, cache_folder)
+        cache = AnswerCache(llm.target.fingerprint, settings.max_tokens, machine.answers)
 
         def answers(jobs: list[Job], what: str, **limits: Any) -> list[Document]:
             def on_progress(num_answers: int, num_tokens: int) -> None:

@@ -1,8 +1,8 @@
-"""Documents to train on, and their packing into rows of equal length."""
+"""Documents to train on, their packing into rows of equal length, and their vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,18 +55,37 @@ class Rows:
     def take(self, rows: Sequence[int] | Tensor, device: torch.device | None = None) -> Rows:
         """Some of the rows, on a device."""
         index = torch.as_tensor(rows)
-        columns = (self.tokens, self.positions, self.documents, self.is_learned, self.temperatures)
-        return Rows(*(column[index].to(device) for column in columns))
+        return Rows(*(column[index].to(device) for column in self._columns))
 
     def first(self, length: int) -> Rows:
         """The first columns of the rows."""
-        columns = (self.tokens, self.positions, self.documents, self.is_learned, self.temperatures)
-        return Rows(*(column[:, :length] for column in columns))
+        return Rows(*(column[:, :length] for column in self._columns))
+
+    def learned_after(self, offset: int) -> Tensor:
+        """``[rows, length]`` whether the token ``offset`` places later is learned.
+
+        It must belong to the same document.
+        """
+        is_same = shifted(self.documents, offset, -2) == self.documents
+        return shifted(self.is_learned, offset, 0) & is_same
+
+    @property
+    def _columns(self) -> tuple[Tensor, ...]:
+        return self.tokens, self.positions, self.documents, self.is_learned, self.temperatures
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens without padding."""
         return int((self.documents != _PADDING).sum())
+
+
+def shifted(x: Tensor, by: int, fill: float = 0) -> Tensor:
+    """Move columns to the left: ``out[:, t] = x[:, t + by]``, and ``fill`` beyond the end.
+
+    ``[rows, length, …]`` -> the same shape.
+    """
+    rest = x.new_full((len(x), min(by, x.shape[1]), *x.shape[2:]), fill)
+    return torch.cat([x[:, by:], rest], dim=1)
 
 
 def pack_documents(documents: Sequence[Document], length: int) -> Rows:
@@ -178,3 +197,50 @@ def load_documents(path: Path) -> list[Document]:
                 pieces, arrays["num_prompt_tokens"], arrays["temperatures"], strict=True
             )
         ]
+
+
+def choose_draft_tokens(
+    documents: Sequence[Document], size: int, vocab_size: int, always: Iterable[int] = ()
+) -> Tensor:
+    """Choose the tokens that a head can propose.
+
+    Tokens of answers come first, by frequency, then tokens of prompts, then the lowest ids, which
+    are the most frequent ones in most vocabularies.
+
+    Args:
+        documents: training documents.
+        size: number of tokens to choose; at least ``vocab_size`` chooses all tokens.
+        vocab_size: the target's number of tokens.
+        always: tokens that are always chosen, such as the end of a text.
+
+    Returns:
+        ``[min(size, vocab_size)]`` int64 ids of the target, ascending.
+    """
+    if size >= vocab_size:
+        return torch.arange(vocab_size)
+    # Prompts weigh less than any answer, but more than no occurrence.
+    weights = torch.zeros(vocab_size, dtype=torch.float64)
+    num_tokens = sum(len(each.tokens) for each in documents)
+    for learned, weight in ((True, 1.0), (False, 0.5 / (1 + num_tokens))):
+        chosen = [
+            token
+            for each in documents
+            for token in (
+                each.tokens[each.num_prompt_tokens :]
+                if learned
+                else each.tokens[: each.num_prompt_tokens]
+            )
+        ]
+        counts = torch.bincount(torch.tensor(chosen, dtype=torch.long), minlength=vocab_size)
+        weights += weight * counts
+    for token in always:
+        weights[token] = float("inf")
+    order = torch.argsort(weights, descending=True, stable=True)
+    return order[:size].sort().values
+
+
+def coverage(documents: Sequence[Document], target_ids: Tensor) -> float:
+    """Share of the tokens of answers and texts that a head can propose."""
+    tokens = [token for each in documents for token in each.tokens[each.num_prompt_tokens :]]
+    found = torch.isin(torch.tensor(tokens, dtype=torch.long), target_ids)
+    return float(found.double().mean()) if tokens else 0.0

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.teacher import Reading, Teacher
-from draftwise.distillation.unrolled import shifted
 
 # Draft length of the reported figures.
 NUM_DRAFTED = 5
@@ -89,11 +88,8 @@ class HeldOut:
         lengths: dict[float, list[Tensor]] = {}
         firsts: dict[float, list[Tensor]] = {}
         for row, reading, log_sums, best in self._batches:
-            begins = row.is_learned & (row.documents >= 0)
             # From the first token of the answer on, a whole draft must fit.
-            for offset in (1, NUM_DRAFTED):
-                begins = begins & shifted(row.is_learned, offset, 0)
-                begins = begins & (shifted(row.documents, offset, -2) == row.documents)
+            begins = row.is_learned & row.learned_after(1) & row.learned_after(NUM_DRAFTED)
             if not bool(begins.any()):
                 continue
             accepted = self._accepted(
@@ -120,8 +116,7 @@ class HeldOut:
         """
         size = max(1, _MAX_PROBABILITIES // self._teacher.vocab_size)
         for row, reading, _, _ in self._batches:
-            begins = shifted(row.is_learned, 1, 0) & shifted(row.is_learned, 2, 0)
-            begins = begins & (shifted(row.documents, 2, -2) == row.documents)
+            begins = row.learned_after(1) & row.learned_after(2)
             if not bool(begins.any()):
                 continue
             for part in torch.split(begins[0].nonzero().squeeze(1), size):

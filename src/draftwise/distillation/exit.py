@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.exits.files import ExitConfig, write_exit
+from draftwise.distillation.card import CardTexts
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows
-from draftwise.distillation.positions import PositionTask
-from draftwise.distillation.recipe import CardTexts, Prepared
+from draftwise.distillation.recipe import Prepared, Recipe
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.distillation.state_scale import state_scale
+from draftwise.distillation.tasks import PositionTask, along_text
 from draftwise.distillation.teacher import Reading, Teacher
-from draftwise.distillation.unrolled import along_text
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
@@ -71,25 +70,17 @@ class TrainedAdapter(nn.Module):
         return {**weights, "norm.weight": self.norm.weight.detach().float().cpu().contiguous()}
 
 
-class ExitRecipe:
+class ExitRecipe(Recipe):
     """Trains the adapter of one exit."""
 
     def __init__(self, settings: TrainingSettings, trust_remote_code: bool = False) -> None:
-        """Create the recipe.
-
-        Args:
-            settings: settings of the run.
-            trust_remote_code: not used, as an adapter has no code.
-        """
+        """See :class:`Recipe`."""
+        super().__init__(settings, trust_remote_code)
         assert settings.exit is not None  # checked by the settings
-        self._settings = settings
         self._exit = settings.exit
 
-    def check(self, config: Any) -> None:
-        """See :class:`draftwise.distillation.recipe.Recipe`; no draft is named."""
-
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """See :class:`draftwise.distillation.recipe.Recipe`.
+        """See :class:`Recipe`.
 
         Raises:
             InvalidParameterError: the target has no such exit.
@@ -104,33 +95,26 @@ class ExitRecipe:
     def prepare(
         self, teacher: Teacher, collected: Collected, rows: Rows, schedule: Schedule
     ) -> Prepared:
-        """See :class:`draftwise.distillation.recipe.Recipe`."""
-        settings = self._settings
+        """See :class:`Recipe`."""
+        settings = self.settings
         if not teacher.has_final_norm:
             raise UnsupportedModelError(
                 "target", "its final norm is not found, which an exit is trained with"
             )
+        rank = settings.adapter_rank
         epsilon = float(getattr(teacher.config, "rms_norm_eps", None) or _DEFAULT_EPSILON)
-        scale = float(state_scale(teacher, rows).square().mean().sqrt())
+        scale = float(teacher.state_scale(rows).square().mean().sqrt())
         torch.manual_seed(settings.seed)
-        adapter = TrainedAdapter(teacher.hidden_size, settings.adapter_rank, epsilon, scale)
-        adapter = adapter.to(teacher.device)
-        task = ExitTask(adapter, teacher, rows, schedule, LOSSES[settings.loss], settings.seed)
-        config = ExitConfig(
-            self._exit,
-            teacher.num_layers,
-            teacher.hidden_size,
-            settings.adapter_rank,
-            epsilon,
-        )
+        adapter = TrainedAdapter(teacher.hidden_size, rank, epsilon, scale).to(teacher.device)
+        config = ExitConfig(self._exit, teacher.num_layers, teacher.hidden_size, rank, epsilon)
         facts = {
             "kind": "exit adapter",
             "num_parameters": sum(each.numel() for each in adapter.parameters()),
             "exit": self._exit,
-            "adapter_rank": settings.adapter_rank,
+            "adapter_rank": rank,
         }
         return Prepared(
-            task,
+            ExitTask(adapter, teacher, rows, schedule, LOSSES[settings.loss], settings.seed),
             lambda name: name in ("down.weight", "up.weight"),
             partial(_chain_logits, adapter, teacher),
             torch.arange(teacher.vocab_size),
@@ -139,7 +123,7 @@ class ExitRecipe:
         )
 
     def card(self, facts: Mapping[str, Any]) -> CardTexts:
-        """See :class:`draftwise.distillation.recipe.Recipe`."""
+        """See :class:`Recipe`."""
         target = facts["target"]
         return CardTexts(
             f"Early exit of {target}",
@@ -152,7 +136,7 @@ class ExitTask(PositionTask[TrainedAdapter]):
     """Trains an adapter on the target's distributions."""
 
     def logits(self, rows: Rows, reading: Reading, mask: Tensor) -> Tensor:
-        """See :class:`draftwise.distillation.positions.PositionTask`."""
+        """See :class:`PositionTask`."""
         return self._teacher.logits_of_stream(self.model(reading.states[mask]))
 
 

@@ -1,8 +1,9 @@
-"""An EAGLE-3 head as a module that is trained (Li et al. 2025, arXiv:2503.01840)."""
+"""An EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) as a trained module, and its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from draftwise.checkpoints.heads import HeadConfig
 from draftwise.errors import UnsupportedModelError
 
 _ROLE = "draft"
+# Version of the layout of ``speculators`` that the configuration is written for.
+_SPECULATORS_VERSION = "0.3.0"
 
 
 class RMSNorm(nn.Module):
@@ -124,6 +127,11 @@ class Eagle3Head(nn.Module):
                 nn.init.zeros_(parameter)
 
     @property
+    def num_parameters(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
     def layer(self) -> Layer:
         """The decoder layer."""
         layer = self.layers[0]
@@ -217,3 +225,91 @@ def _check(config: HeadConfig) -> None:
     ):
         if refused:
             raise UnsupportedModelError(_ROLE, f"a head with {what} cannot be trained")
+
+
+def speculators_config(
+    config: HeadConfig, target: str, architectures: list[str], num_speculative_tokens: int
+) -> dict[str, Any]:
+    """The ``config.json`` of a head.
+
+    Args:
+        config: the head's configuration.
+        target: name of the target, which the layout calls the verifier.
+        architectures: the target's architectures.
+        num_speculative_tokens: draft length that the folder proposes.
+    """
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": _SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": num_speculative_tokens,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": target, "architectures": architectures},
+        },
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "vocab_size": config.target_vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "head_dim": config.head_size,
+            "hidden_act": config.activation,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_parameters": dict(config.rope_parameters),
+            "rope_theta": config.rope_parameters.get("rope_theta"),
+            "max_position_embeddings": config.max_position_embeddings,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": (
+            None if config.state_layers is None else list(config.state_layers)
+        ),
+        "logit_scale": config.logit_scale,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+
+
+def head_tensors(
+    weights: Mapping[str, Tensor], target_ids: Tensor, target_vocab_size: int
+) -> dict[str, Tensor]:
+    """The tensors of a folder.
+
+    Args:
+        weights: weights of the head by name.
+        target_ids: ``[draft_vocab]`` the target's ids of the head's tokens.
+        target_vocab_size: the target's number of tokens.
+
+    Returns:
+        The weights in bfloat16, ``d2t`` ``[draft_vocab]`` with the offset from each token to the
+        target's, and ``t2d`` ``[target_vocab]``, which marks the target's tokens. A head of the
+        whole vocabulary has neither, as vLLM refuses them there.
+    """
+    ids = target_ids.cpu()
+    tensors = {
+        name: weight.to("cpu", torch.bfloat16).contiguous() for name, weight in weights.items()
+    }
+    if len(ids) == target_vocab_size:
+        return tensors
+    marked = torch.zeros(target_vocab_size, dtype=torch.bool)
+    marked[ids] = True
+    return {**tensors, "d2t": ids - torch.arange(len(ids)), "t2d": marked}

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwise.distillation.card import CardTexts
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows
-from draftwise.distillation.positions import PositionTask
-from draftwise.distillation.recipe import CardTexts, Prepared
+from draftwise.distillation.recipe import Prepared, Recipe
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.target import rope_theta
+from draftwise.distillation.tasks import PositionTask, along_text
 from draftwise.distillation.teacher import Reading, Teacher
-from draftwise.distillation.unrolled import along_text
 from draftwise.models.loading import load_tokenizer
 from draftwise.training.llama import is_layer_matrix, new_llama
 from draftwise.training.losses import LOSSES
@@ -31,90 +31,51 @@ from draftwise.training.schedule import Schedule
 _HEAD_SIZE = 64
 
 
-class ModelRecipe:
+class ModelRecipe(Recipe):
     """Trains a new Llama with the target's vocabulary and tied embeddings."""
 
-    def __init__(self, settings: TrainingSettings, trust_remote_code: bool = False) -> None:
-        """Create the recipe.
-
-        Args:
-            settings: settings of the run.
-            trust_remote_code: whether to run code that comes with the target's tokenizer.
-        """
-        self._settings = settings
-        self._trust_remote_code = trust_remote_code
-
-    def check(self, config: Any) -> None:
-        """See :class:`draftwise.distillation.recipe.Recipe`; no draft is named."""
-
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        """See :class:`draftwise.distillation.recipe.Recipe`; no hidden state is read."""
-        return ()
+    @property
+    def seed(self) -> int:
+        """Seed of the weights and of the order of the rows."""
+        return self.settings.seed
 
     def prepare(
         self, teacher: Teacher, collected: Collected, rows: Rows, schedule: Schedule
     ) -> Prepared:
-        """See :class:`draftwise.distillation.recipe.Recipe`."""
-        settings = self._settings
-        return prepare_model(
-            settings, teacher, collected, rows, schedule, settings.seed, self._trust_remote_code
+        """See :class:`Recipe`."""
+        settings = self.settings
+        tokenizer = load_tokenizer(settings.target, "target", self.trust_remote_code)
+        config = model_config(settings, teacher, collected.end_tokens)
+        model = new_llama(config, self.seed).to(teacher.device)
+        facts = {
+            "kind": "Llama",
+            "num_parameters": model.num_parameters(),
+            "num_layers": settings.num_layers,
+            "hidden_size": settings.hidden_size,
+        }
+
+        def write(folder: Path) -> None:
+            model.save_pretrained(str(folder))
+            if tokenizer is not None:
+                tokenizer.save_pretrained(str(folder))
+
+        return Prepared(
+            ModelTask(model, teacher, rows, schedule, LOSSES[settings.loss], self.seed),
+            is_layer_matrix,
+            partial(chain_logits_of_model, model, teacher),
+            torch.arange(teacher.vocab_size),
+            facts,
+            write,
         )
 
     def card(self, facts: Mapping[str, Any]) -> CardTexts:
-        """See :class:`draftwise.distillation.recipe.Recipe`."""
-        return CardTexts(f"Draft for {facts['target']}", describe_model(facts))
-
-
-def prepare_model(
-    settings: TrainingSettings,
-    teacher: Teacher,
-    collected: Collected,
-    rows: Rows,
-    schedule: Schedule,
-    seed: int,
-    trust_remote_code: bool,
-) -> Prepared:
-    """A new model at the beginning of its training.
-
-    Args:
-        settings: settings of the run.
-        teacher: the target.
-        collected: documents of the run.
-        rows: the training documents, packed.
-        schedule: the run's schedule.
-        seed: seed of the weights and of the order of the rows.
-        trust_remote_code: whether to run code that comes with the target's tokenizer.
-
-    Raises:
-        DraftwiseError: the target's tokenizer cannot be loaded.
-    """
-    tokenizer = load_tokenizer(settings.target, "target", trust_remote_code)
-    config = model_config(settings, teacher, collected.end_tokens)
-    model = new_llama(config, seed).to(teacher.device)
-    task = ModelTask(model, teacher, rows, schedule, LOSSES[settings.loss], seed)
-    facts = {
-        "kind": "Llama",
-        "num_parameters": model.num_parameters(),
-        "num_layers": settings.num_layers,
-        "hidden_size": settings.hidden_size,
-    }
-    return Prepared(
-        task,
-        is_layer_matrix,
-        partial(chain_logits_of_model, model, teacher),
-        torch.arange(teacher.vocab_size),
-        facts,
-        partial(_write, model, tokenizer),
-    )
-
-
-def describe_model(facts: Mapping[str, Any]) -> str:
-    """A sentence about the model for its card."""
-    layers = "1 layer" if facts["num_layers"] == 1 else f"{facts['num_layers']} layers"
-    return (
-        f"A Llama with {facts['num_parameters']:,} parameters in {layers} of size "
-        f"{facts['hidden_size']}, and the vocabulary of\n`{facts['target']}`."
-    )
+        """See :class:`Recipe`."""
+        layers = "1 layer" if facts["num_layers"] == 1 else f"{facts['num_layers']} layers"
+        return CardTexts(
+            f"Draft for {facts['target']}",
+            f"A Llama with {facts['num_parameters']:,} parameters in {layers} of size "
+            f"{facts['hidden_size']}, and the vocabulary of\n`{facts['target']}`.",
+        )
 
 
 def model_config(
@@ -141,32 +102,14 @@ def model_config(
     )
 
 
-def _write(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
-    model.save_pretrained(str(folder))
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
-
-
 class ModelTask(PositionTask[LlamaForCausalLM]):
     """Trains a model on the target's distributions."""
 
     def logits(self, rows: Rows, reading: Reading, mask: Tensor) -> Tensor:
-        """See :class:`draftwise.distillation.positions.PositionTask`."""
+        """See :class:`PositionTask`."""
         with _autocast(self._teacher):
             logits: Tensor = self.model.lm_head(_hidden(self.model, rows)[mask])
         return logits
-
-
-def _autocast(teacher: Teacher) -> torch.autocast:
-    use_bfloat16 = teacher.projection.dtype == torch.bfloat16
-    return torch.autocast(teacher.device.type, torch.bfloat16, enabled=use_bfloat16)
-
-
-def _hidden(model: LlamaForCausalLM, rows: Rows) -> Tensor:
-    """``[rows, length, hidden]`` each document on its own."""
-    output = model.model(input_ids=rows.tokens, position_ids=rows.positions, use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden
 
 
 def chain_logits_of_model(
@@ -193,3 +136,15 @@ def chain_logits_of_model(
     with _autocast(teacher):
         for hidden in along_text(_hidden(model, rows), begins, num_steps):
             yield model.lm_head(hidden)
+
+
+def _autocast(teacher: Teacher) -> torch.autocast:
+    use_bfloat16 = teacher.projection.dtype == torch.bfloat16
+    return torch.autocast(teacher.device.type, torch.bfloat16, enabled=use_bfloat16)
+
+
+def _hidden(model: LlamaForCausalLM, rows: Rows) -> Tensor:
+    """``[rows, length, hidden]`` each document on its own."""
+    output = model.model(input_ids=rows.tokens, position_ids=rows.positions, use_cache=False)
+    hidden: Tensor = output.last_hidden_state
+    return hidden

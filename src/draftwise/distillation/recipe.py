@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
+from draftwise.distillation.card import CardTexts
 from draftwise.distillation.data import Collected
-from draftwise.distillation.documents import Rows, RowStream
+from draftwise.distillation.documents import Rows
 from draftwise.distillation.evaluation import ChainLogits, HeldOut
+from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.tasks import RowTask
 from draftwise.distillation.teacher import Teacher
-from draftwise.training.loop import Task
 from draftwise.training.schedule import Schedule
-
-
-class DraftTask(Task, Protocol):
-    """A task on packed documents."""
-
-    stream: RowStream
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Prepared:
         measure: what is measured on held-out answers beside the acceptance, by name.
     """
 
-    task: DraftTask
+    task: RowTask[Any]
     is_matrix: Callable[[str], bool]
     chain_logits: ChainLogits
     target_ids: Tensor
@@ -46,33 +43,29 @@ class Prepared:
     measure: Callable[[HeldOut], Mapping[str, float]] = lambda held_out: {}
 
 
-@dataclass(frozen=True)
-class CardTexts:
-    """Texts of the model card.
+class Recipe(ABC):
+    """How one kind of draft or companion is trained.
 
     Attributes:
-        title: title of the card.
-        introduction: what was trained.
-        role: what it does in speculative decoding, in a sentence.
-        speculation: arguments of ``SpeculationConfig`` that use the folder.
-        noun: ``"draft"`` or ``"companion"``.
+        settings: settings of the run.
+        trust_remote_code: whether to run code that comes with the target or a named draft.
     """
 
-    title: str
-    introduction: str
-    role: str = (
-        "The target checks every proposed token, so a draft changes the speed of the output and "
-        "not its\ndistribution."
-    )
-    speculation: str = 'draft="path/of/this/folder"'
-    noun: str = "draft"
+    def __init__(self, settings: TrainingSettings, trust_remote_code: bool = False) -> None:
+        """Create the recipe, and read the draft that the settings name.
 
+        Args:
+            settings: settings of the run.
+            trust_remote_code: whether to run code that comes with the target or a named draft.
 
-class Recipe(Protocol):
-    """How one kind of draft or companion is trained."""
+        Raises:
+            DraftwiseError: a named draft is not found, or cannot be read.
+        """
+        self.settings = settings
+        self.trust_remote_code = trust_remote_code
 
     def check(self, config: Any) -> None:
-        """Refuse a target before it answers prompts.
+        """Refuse a target before it answers prompts; without a named draft there is no reason.
 
         Args:
             config: configuration of the target, or of its text part.
@@ -80,10 +73,13 @@ class Recipe(Protocol):
         Raises:
             DraftwiseError: a named draft does not fit it.
         """
+        return
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """The target's states that are read, for its number of layers."""
+        """The target's states that are read, for its number of layers; by default none."""
+        return ()
 
+    @abstractmethod
     def prepare(
         self, teacher: Teacher, collected: Collected, rows: Rows, schedule: Schedule
     ) -> Prepared:
@@ -99,6 +95,7 @@ class Recipe(Protocol):
             DraftwiseError: it cannot be made for this target.
         """
 
+    @abstractmethod
     def card(self, facts: Mapping[str, Any]) -> CardTexts:
         """Texts of the model card.
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,22 +16,52 @@ import torch
 from draftwise.checkpoints.draft_folder import write_text
 from draftwise.devices import resolve_device
 from draftwise.distillation.card import card
-from draftwise.distillation.data import Collected, collect, read_prompts
-from draftwise.distillation.documents import load_documents, pack_documents, save_documents
+from draftwise.distillation.companion import CompanionRecipe
+from draftwise.distillation.data import Collected, collect
+from draftwise.distillation.documents import (
+    coverage,
+    load_documents,
+    pack_documents,
+    save_documents,
+)
+from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
+from draftwise.distillation.exit import ExitRecipe
+from draftwise.distillation.model import ModelRecipe
 from draftwise.distillation.recipe import Recipe
-from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.settings import Machine, TrainingSettings
 from draftwise.distillation.target import check_target
 from draftwise.distillation.teacher import load_teacher
-from draftwise.distillation.vocabulary import coverage
 from draftwise.errors import InvalidParameterError
 from draftwise.models.loading import resolve_dtype
 from draftwise.training.loop import Record, Runtime, Trainer
 from draftwise.training.optimizers import Optimizers
 
+RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
+    {
+        "eagle3": Eagle3Recipe,
+        "model": ModelRecipe,
+        "companion": CompanionRecipe,
+        "exit": ExitRecipe,
+    }
+)
+
 _CHECKPOINT = "checkpoint"
 _SETTINGS = "settings.json"
 _FACTS = "data.json"
+
+
+def recipe_of(settings: TrainingSettings, trust_remote_code: bool = False) -> Recipe:
+    """Create the recipe of a run.
+
+    Args:
+        settings: settings of the run.
+        trust_remote_code: whether to run code that comes with the target or a named draft.
+
+    Raises:
+        DraftwiseError: a named draft cannot be read.
+    """
+    return RECIPES[settings.kind](settings, trust_remote_code)
 
 
 def is_unfinished(output: Path) -> bool:
@@ -40,40 +71,17 @@ def is_unfinished(output: Path) -> bool:
 
 @dataclass(frozen=True)
 class Reporting:
-    """What a run tells its caller, and how often.
+    """What a run tells its caller.
 
     Attributes:
         on_status: called with a description of what is done now.
         on_record: called with each record of the learning curve.
         check: called before each step; see :class:`draftwise.training.loop.Trainer`.
-        log_seconds: time between two records of the loss.
-        evaluate_seconds: time between two evaluations.
-        checkpoint_seconds: time between two checkpoints.
     """
 
     on_status: Callable[[str], None] = lambda status: None
     on_record: Callable[[Record], None] = lambda record: None
     check: Callable[[], None] | None = None
-    log_seconds: float = 15.0
-    evaluate_seconds: float = 180.0
-    checkpoint_seconds: float = 300.0
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where a run computes.
-
-    Attributes:
-        dtype: data type of the target.
-        device: device of the target and of what is trained.
-        trust_remote_code: whether to run code that comes with the target.
-        answers: folder of earlier answers; ``None`` for the user's cache folder.
-    """
-
-    dtype: str = "auto"
-    device: str = "auto"
-    trust_remote_code: bool = False
-    answers: Path | None = None
 
 
 class TrainingRun:
@@ -96,7 +104,7 @@ class TrainingRun:
 
         Args:
             settings: settings of the run.
-            recipe: what is trained, see :func:`draftwise.distillation.recipes.recipe_of`.
+            recipe: what is trained, see :func:`recipe_of`.
             output: folder of the draft, which exists.
             machine: where the run computes.
             reporting: what the run reports.
@@ -114,7 +122,10 @@ class TrainingRun:
             settings.target, recipe.layers, settings.length, self._machine.trust_remote_code
         )
         recipe.check(config)
-        collected = self._load() if resume else self._collect()
+        if resume:
+            collected = self._load()
+        else:
+            collected = collect(settings, self._machine, self._reporting.on_status)
         self._reporting.on_status("loading the target for training")
         device = resolve_device(self._machine.device)
         self._teacher = load_teacher(
@@ -146,13 +157,7 @@ class TrainingRun:
             Optimizers(prepared.task.model, prepared.is_matrix, schedule),
             schedule,
             self._checkpoint,
-            Runtime(
-                device,
-                compile=False,
-                checkpoint_seconds=self._reporting.checkpoint_seconds,
-                log_seconds=self._reporting.log_seconds,
-                evaluate_seconds=self._reporting.evaluate_seconds,
-            ),
+            Runtime(device, compile=False, log_seconds=15.0, evaluate_seconds=180.0),
             evaluate=self.evaluate,
             on_record=self._reporting.on_record,
             check=self._reporting.check,
@@ -227,19 +232,6 @@ class TrainingRun:
             raise InvalidParameterError(
                 "output", f"{str(self._output)!r} contains a model already; name another folder"
             )
-
-    def _collect(self) -> Collected:
-        machine = self._machine
-        prompts = read_prompts(self._settings)
-        return collect(
-            self._settings,
-            prompts,
-            machine.dtype,
-            machine.device,
-            machine.trust_remote_code,
-            machine.answers,
-            self._reporting.on_status,
-        )
 
     def _save_start(self, collected: Collected) -> None:
         """Write what the run is resumed from. The settings come last, as they mark it as whole."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +24,10 @@ from draftwise.distillation.start import (
     check_head,
     continued_head,
     embedding_of,
-    trained_parameters,
 )
 from draftwise.distillation.target import check_precision, read_config
+from draftwise.distillation.tasks import along_text
 from draftwise.distillation.teacher import Reading, Teacher, load_teacher
-from draftwise.distillation.unrolled import along_text
 from draftwise.errors import InvalidParameterError, UnsupportedModelError, VocabularyMismatchError
 from draftwise.models.heads.loading import find_named_head
 from draftwise.models.loading import load_tokenizer
@@ -37,36 +37,6 @@ _ROLE = "draft"
 # Size of a companion whose draft is no model: 1.5 times the default of ``draftwise train model``.
 _DEFAULT_SIZE = (2, 192)
 _HIDDEN_STEP = 64
-
-
-@dataclass(frozen=True)
-class LoadedDraft:
-    """A loaded draft.
-
-    Attributes:
-        chain_logits: what it proposes along given texts.
-        target_ids: ``[draft_vocab]`` the target's ids of the tokens that it can propose.
-        num_parameters: its number of parameters.
-    """
-
-    chain_logits: ChainLogits
-    target_ids: Tensor
-    num_parameters: int
-
-
-@dataclass(frozen=True)
-class FoundDraft:
-    """A draft that was found and is not loaded.
-
-    Attributes:
-        check: refuses the draft for the target with this configuration.
-        layers: the target's states that the draft reads, for the target's number of layers.
-        load: loads the draft for a target.
-    """
-
-    check: Callable[[Any], None]
-    layers: Callable[[int], tuple[int, ...]]
-    load: Callable[[Teacher], LoadedDraft]
 
 
 def default_size(draft: str | None, trust_remote_code: bool = False) -> tuple[int, int]:
@@ -89,6 +59,41 @@ def default_size(draft: str | None, trust_remote_code: bool = False) -> tuple[in
     return int(config.num_hidden_layers), -(-wanted // _HIDDEN_STEP) * _HIDDEN_STEP
 
 
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A loaded draft.
+
+    Attributes:
+        chain_logits: what it proposes along given texts.
+        target_ids: ``[draft_vocab]`` the target's ids of the tokens that it can propose.
+        num_parameters: its number of parameters.
+    """
+
+    chain_logits: ChainLogits
+    target_ids: Tensor
+    num_parameters: int
+
+
+class FoundDraft(ABC):
+    """A draft that was found and is not loaded."""
+
+    @abstractmethod
+    def check(self, config: Any) -> None:
+        """Refuse the draft for the target with this configuration.
+
+        Raises:
+            DraftwiseError: it does not fit, or cannot be measured.
+        """
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """The target's states that the draft reads, for the target's number of layers."""
+        return ()
+
+    @abstractmethod
+    def load(self, target: Teacher) -> LoadedDraft:
+        """Load the draft for a target."""
+
+
 def find_draft(name: str, target: str, length: int, trust_remote_code: bool = False) -> FoundDraft:
     """Find a draft model or an EAGLE-3 head.
 
@@ -102,21 +107,9 @@ def find_draft(name: str, target: str, length: int, trust_remote_code: bool = Fa
         DraftwiseError: the draft is not found, or is neither a model nor a head.
     """
     folder = _find_head(name)
-    if folder is None:
-        return FoundDraft(
-            partial(_check_model, name, target, length, trust_remote_code),
-            lambda num_layers: (),
-            partial(_load_model, name, trust_remote_code),
-        )
-    config, weights = read_head(folder)
-
-    def check(target_config: Any) -> None:
-        try:
-            check_head(config, weights, target_config)
-        except UnsupportedModelError as error:
-            raise InvalidParameterError(_ROLE, f"cannot be measured: {error.message}") from error
-
-    return FoundDraft(check, config.states_of, partial(_load_head, config, weights))
+    if folder is not None:
+        return _FoundHead(*read_head(folder))
+    return _FoundModel(name, target, length, trust_remote_code)
 
 
 def _find_head(name: str) -> Path | None:
@@ -134,55 +127,74 @@ def _find_head(name: str) -> Path | None:
     return find_named_head(name)
 
 
-def _check_model(name: str, target: str, length: int, trust_remote_code: bool, config: Any) -> None:
-    """Refuse a draft model for the target with this configuration.
+@dataclass(frozen=True)
+class _FoundHead(FoundDraft):
+    config: HeadConfig
+    weights: HeadWeights
 
-    Raises:
-        VocabularyMismatchError: it has other tokens than the target.
-        UnsupportedModelError: its context is shorter than ``length``, or it cannot be read.
-        ModelNotFoundError: there is no such model.
-    """
-    own = read_config(name, _ROLE, trust_remote_code)
-    try:
-        context_length(own, _ROLE, length)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(_ROLE, f"cannot be measured: {error.message}") from error
-    tokenizers = [
-        load_tokenizer(each, role, trust_remote_code)
-        for each, role in ((target, "target"), (name, _ROLE))
-    ]
-    is_same = (
-        own.vocab_size == config.vocab_size
-        if None in tokenizers
-        else is_same_vocabulary(*tokenizers)
-    )
-    if not is_same:
-        raise VocabularyMismatchError(
-            _ROLE, f"{name!r} has other tokens than the target {target!r}, so it cannot be measured"
+    def check(self, config: Any) -> None:
+        try:
+            check_head(self.config, self.weights, config)
+        except UnsupportedModelError as error:
+            raise InvalidParameterError(_ROLE, f"cannot be measured: {error.message}") from error
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        return self.config.states_of(num_layers)
+
+    def load(self, target: Teacher) -> LoadedDraft:
+        # The scale of the states is one of training. Without it the weights stay as they are.
+        scale = torch.ones(self.config.num_states * self.config.target_hidden_size)
+        head = continued_head(self.config, self.weights, scale).to(target.device)
+        return LoadedDraft(
+            partial(chain_logits_of_head, head, embedding_of(target, self.weights)),
+            self.weights.target_ids,
+            head.num_parameters,
         )
 
 
-def _load_model(name: str, trust_remote_code: bool, target: Teacher) -> LoadedDraft:
-    dtype = target.projection.dtype
-    draft = load_teacher(
-        name, lambda num_layers: (), dtype, target.device, trust_remote_code, _ROLE
-    )
-    return LoadedDraft(
-        partial(_chain_logits, draft, target.vocab_size),
-        torch.arange(target.vocab_size),
-        draft.num_parameters,
-    )
+@dataclass(frozen=True)
+class _FoundModel(FoundDraft):
+    name: str
+    target: str
+    length: int
+    trust_remote_code: bool
 
+    def check(self, config: Any) -> None:
+        own = read_config(self.name, _ROLE, self.trust_remote_code)
+        try:
+            context_length(own, _ROLE, self.length)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(_ROLE, f"cannot be measured: {error.message}") from error
+        tokenizers = [
+            load_tokenizer(each, role, self.trust_remote_code)
+            for each, role in ((self.target, "target"), (self.name, _ROLE))
+        ]
+        is_same = (
+            own.vocab_size == config.vocab_size
+            if None in tokenizers
+            else is_same_vocabulary(*tokenizers)
+        )
+        if not is_same:
+            raise VocabularyMismatchError(
+                _ROLE,
+                f"{self.name!r} has other tokens than the target {self.target!r}, so it cannot be "
+                "measured",
+            )
 
-def _load_head(config: HeadConfig, weights: HeadWeights, target: Teacher) -> LoadedDraft:
-    # The scale of the states is one of training. Without it the weights stay as they are.
-    scale = torch.ones(config.num_states * config.target_hidden_size)
-    head = continued_head(config, weights, scale).to(target.device)
-    return LoadedDraft(
-        partial(chain_logits_of_head, head, embedding_of(target, weights)),
-        weights.target_ids,
-        trained_parameters(head),
-    )
+    def load(self, target: Teacher) -> LoadedDraft:
+        draft = load_teacher(
+            self.name,
+            self.layers,
+            target.projection.dtype,
+            target.device,
+            self.trust_remote_code,
+            _ROLE,
+        )
+        return LoadedDraft(
+            partial(_chain_logits, draft, target.vocab_size),
+            torch.arange(target.vocab_size),
+            draft.num_parameters,
+        )
 
 
 def _chain_logits(

@@ -38,6 +38,23 @@ _MODEL_NAMES = ("target", "start_from", "draft")
 
 
 @dataclass(frozen=True)
+class Machine:
+    """Where a run computes.
+
+    Attributes:
+        dtype: data type of the target.
+        device: device of the target and of what is trained.
+        trust_remote_code: whether to run code that comes with the target.
+        answers: folder of earlier answers; ``None`` for the user's cache folder.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    answers: Path | None = None
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """What a run trains, on what, and for how long.
 

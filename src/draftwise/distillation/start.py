@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftwise.checkpoints.heads import (
     HeadConfig,
@@ -106,23 +106,6 @@ def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:
     return config, weights
 
 
-def check_start(folder: str, target: Any) -> None:
-    """Refuse a head that cannot be continued for a target, from the target's configuration.
-
-    Args:
-        folder: folder of the head.
-        target: configuration of the target, or of its text part.
-
-    Raises:
-        InvalidParameterError: there is no head, it was made for another target, or has settings or
-            tensors that cannot be trained.
-    """
-    try:
-        check_head(*read_start(folder), target)
-    except UnsupportedModelError as error:
-        raise InvalidParameterError("start_from", error.message) from error
-
-
 def check_head(config: HeadConfig, weights: HeadWeights, target: Any) -> None:
     """Refuse a head that does not fit a target, or that :class:`Eagle3Head` does not compute.
 
@@ -163,14 +146,9 @@ def continued_head(config: HeadConfig, weights: HeadWeights, scale: Tensor) -> E
     return head
 
 
-def embedding_of(teacher: Teacher, weights: HeadWeights | None) -> Tensor:
+def embedding_of(teacher: Teacher, weights: HeadWeights) -> Tensor:
     """``[vocab, hidden]`` the embedding that a head reads: its own, or the target's."""
-    own = None if weights is None else weights.tensors.get("embed_tokens.weight")
+    own = weights.tensors.get("embed_tokens.weight")
     if own is None:
         return teacher.embedding
     return own.to(teacher.device, teacher.embedding.dtype)
-
-
-def trained_parameters(head: nn.Module) -> int:
-    """Number of trained parameters."""
-    return sum(parameter.numel() for parameter in head.parameters())

@@ -26,6 +26,9 @@ _PROBE_LENGTH = 8
 _TOLERANCE = 0.05
 # Rows of hidden states whose logits over the whole vocabulary are computed at once.
 _CHUNK = 128
+_SMALLEST_SCALE = 1e-3
+# Rows from which the scale of the states is measured.
+_NUM_SCALE_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,23 @@ class Teacher:
         return Reading(
             nn.functional.pad(reading.states, missing), nn.functional.pad(reading.final, missing)
         )
+
+    @torch.no_grad()
+    def state_scale(self, rows: Rows) -> Tensor:
+        """``[num_states * hidden]`` root mean square of each channel of the states.
+
+        What reads them is scaled by it for training. It is measured on the first rows. The first
+        token of a document is left out, as some models give it states that are larger by orders of
+        magnitude.
+        """
+        squares, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for index in range(min(len(rows), _NUM_SCALE_ROWS)):
+            row = rows.take([index], self.device)
+            mask = (row.documents >= 0) & (row.positions > 0)
+            states = self.read(row).states[mask].double()
+            squares = squares + states.square().sum(dim=0)
+            count += len(states)
+        return (squares / max(count, 1)).sqrt().float().clamp(min=_SMALLEST_SCALE)
 
     @torch.no_grad()
     def logits(self, final: Tensor, target_ids: Tensor | None = None) -> Tensor:

@@ -15,48 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwise.distillation.documents import Rows
+from draftwise.distillation.documents import Rows, shifted
 from draftwise.distillation.head import Eagle3Head, rotate
-
-
-@dataclass(frozen=True)
-class ChainStep:
-    """The head's outputs in one step of the chains.
-
-    Attributes:
-        depth: number of the step, k.
-        out: ``[num_chains, hidden]`` output before the final norm. In a chain from the true state
-            of position t, it predicts the token at t + 2 + k.
-    """
-
-    depth: int
-    out: Tensor
-
-
-def shifted(x: Tensor, by: int, fill: float = 0) -> Tensor:
-    """Move columns to the left: ``out[:, t] = x[:, t + by]``, and ``fill`` beyond the end.
-
-    ``[rows, length, …]`` -> the same shape.
-    """
-    rest = x.new_full((len(x), min(by, x.shape[1]), *x.shape[2:]), fill)
-    return torch.cat([x[:, by:], rest], dim=1)
-
-
-def along_text(states: Tensor, begins: Tensor, num_steps: int) -> Iterator[Tensor]:
-    """The states from which a draft that reads the text itself proposes each token of a chain.
-
-    Such a draft reads no output of its own, so the state of a step is that of a later position.
-
-    Args:
-        states: ``[rows, length, hidden]`` what the draft computed along the text.
-        begins: ``[rows, length]`` whether a chain begins at the position.
-        num_steps: steps of each chain.
-
-    Yields:
-        For each step, ``[num_chains, hidden]``.
-    """
-    for depth in range(num_steps):
-        yield shifted(states, depth + 1)[begins]
 
 
 def unroll(
@@ -66,7 +26,7 @@ def unroll(
     embedding: Tensor,
     begins: Tensor,
     num_steps: int,
-) -> Iterator[ChainStep]:
+) -> Iterator[Tensor]:
     """Compute the chains of some positions, one step after the other.
 
     All positions give keys and values. Everything else is computed for the chains alone, as the
@@ -80,6 +40,10 @@ def unroll(
         begins: ``[rows, length]`` whether a chain begins at the position; at least one does. Chains
             are in the order of this mask's true entries.
         num_steps: steps of each chain.
+
+    Yields:
+        For each step k, ``[num_chains, hidden]`` outputs before the final norm. In a chain from the
+        true state of position t, they predict the token at t + 2 + k.
     """
     config = head.config
     attention = head.layer.self_attn
@@ -115,7 +79,7 @@ def unroll(
         queries = chains.spread(rotated(attention.q_proj(wide), positions + depth))
         attended = _attend(queries, true_keys, true_values, own_keys, own_values, mask)
         out = head.leave(chains.gather(attended), residual)
-        yield ChainStep(depth, out)
+        yield out
         g = head.chained(out)
 
 

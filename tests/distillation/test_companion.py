@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM
 
 from draftwise.checkpoints.heads import read_head
 from draftwise.core.signals import overlap
+from draftwise.distillation.companion import CompanionMeasures
 from draftwise.distillation.documents import pack_documents
 from draftwise.distillation.eagle3 import chain_logits_of_head
 from draftwise.distillation.evaluation import HeldOut
-from draftwise.distillation.information import CompanionMeasures
 from draftwise.distillation.scored_draft import LoadedDraft, default_size, find_draft
 from draftwise.distillation.start import continued_head
 from draftwise.errors import UnsupportedModelError
