@@ -1,5 +1,6 @@
 """Packing of documents, and the target's states of packed rows."""
 
+import pytest
 import torch
 
 from draftwise.distillation.documents import (
@@ -11,7 +12,7 @@ from draftwise.distillation.documents import (
 )
 
 from ..tiny_models import Recipe
-from .conftest import LENGTH, random_documents, tiny_teacher
+from .conftest import LENGTH, load_target, random_documents, tiny_teacher
 
 
 def test_every_document_is_packed_once():
@@ -93,3 +94,12 @@ def test_logits_of_some_tokens_and_of_models_that_transform_them(models):
         sums, best = teacher.normalizers(final, temperatures)
         torch.testing.assert_close(sums, (expected / 0.7).logsumexp(-1))
         assert torch.equal(best, expected.argmax(-1))
+
+
+@pytest.mark.parametrize("family", ["llama", "cohere", "gemma"])
+def test_the_final_norm_is_read(models, family):
+    recipe = Recipe(family, vocab=24, seed=3)
+    weight = load_target(models, recipe).base_model.norm.weight
+    applied = weight + 1 if family == "gemma" else weight
+    norm = tiny_teacher(models, (1,), recipe).final_norm()
+    torch.testing.assert_close(norm, applied.float(), rtol=1e-3, atol=1e-3)

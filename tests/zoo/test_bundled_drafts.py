@@ -14,8 +14,11 @@ PROMPTS = [
     "import os\n\ndef files(folder):",
 ]
 GREEDY = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 # The least share of the drafted tokens that is accepted, at four tokens per draft.
 ACCEPTANCE = {"eagle3": 0.5, "target-exit2": 0.1, "target-exit3": 0.2}
+# Exits without an adapter, and with a companion that is one.
+PLAIN_EXITS = (("target:exit=2", None), ("target:exit=3", None), ("target:exit=2", "target:exit=4"))
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +52,30 @@ def test_drafts_are_accepted_and_texts_stay_the_same(target, expected, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("max_batch_size", [1, 4])
+def test_plain_exits_give_the_texts_of_the_target(target, expected, max_batch_size):
+    llm = target
+    if max_batch_size == 1:
+        llm = LLM("zoo:target", dtype="float32", max_batch_size=1, max_model_len=256)
+    # One by one, half of the prompts takes longer than all of them together.
+    prompts = PROMPTS[: 2 * max_batch_size]
+    for draft, companion in PLAIN_EXITS:
+        policy = "fixed" if companion is None else "staged"
+        config = unguarded(draft, companion=companion, policy=policy, num_speculative_tokens=4)
+        outputs = llm.with_speculation(config).generate(prompts, SHORT)
+        assert [output.token_ids for output in outputs] == [
+            tokens[:24] for tokens in expected[: len(prompts)]
+        ]
+        assert sum(output.speculation.num_accepted for output in outputs)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACCEPTANCE)
 def test_drafts_of_the_inflated_target_are_the_same(target, inflated, name):
     counts = []
     for llm, size in ((target, ""), (inflated, "@40m")):
         config = unguarded(f"zoo:{name}{size}", policy="fixed", num_speculative_tokens=4)
-        outputs = llm.with_speculation(config).generate(PROMPTS, GREEDY)
+        outputs = llm.with_speculation(config).generate(PROMPTS, SHORT)
         counts.append(
             [(o.token_ids, o.speculation.num_drafted, o.speculation.num_accepted) for o in outputs]
         )

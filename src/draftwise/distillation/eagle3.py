@@ -238,15 +238,8 @@ def chain_logits_of_head(
 ) -> Iterator[Tensor]:
     """What a head proposes along given texts.
 
-    It is a :data:`draftwise.distillation.evaluation.ChainLogits`.
-
-    Args:
-        head: the head.
-        embedding: ``[vocab, hidden]`` the embedding that it reads.
-        rows: packed documents.
-        reading: what the target computed for them.
-        begins: ``[rows, length]`` whether a draft begins after a position.
-        num_steps: number of steps.
+    With a head and the embedding ``[vocab, hidden]`` that it reads, it is a
+    :data:`draftwise.distillation.evaluation.ChainLogits`.
     """
     use_bfloat16 = reading.states.dtype == torch.bfloat16
     with torch.autocast(reading.states.device.type, torch.bfloat16, enabled=use_bfloat16):

@@ -19,17 +19,12 @@ _ROLE = "draft"
 _SPECULATORS_VERSION = "0.3.0"
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """Root mean square norm, computed in float32."""
-
-    def __init__(self, size: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self._epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, size]`` -> ``[…, size]``."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self._epsilon)
+        return super().forward(x.float())
 
 
 class Attention(nn.Module):

@@ -120,17 +120,10 @@ def chain_logits_of_model(
     begins: Tensor,
     num_steps: int,
 ) -> Iterator[Tensor]:
-    """What a model proposes along given texts.
+    """What a model proposes along given texts, which it reads alone.
 
-    It is a :data:`draftwise.distillation.evaluation.ChainLogits`.
-
-    Args:
-        model: the model.
-        teacher: the target, whose data type decides whether bfloat16 is used.
-        rows: packed documents.
-        reading: not used, as the model reads the texts alone.
-        begins: ``[rows, length]`` whether a draft begins after a position.
-        num_steps: number of steps.
+    With a model and the target, whose data type decides whether bfloat16 is used, it is a
+    :data:`draftwise.distillation.evaluation.ChainLogits`.
     """
     model.eval()
     with _autocast(teacher):
