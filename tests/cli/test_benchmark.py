@@ -1,15 +1,13 @@
 """``draftwise benchmark`` as a user runs it, on tiny models."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 
-from draftwise.cli import main
-
 from ..tiny_models import Recipe, bigram_model, chain_logits, save
 from .page import Page
+from .running import assert_refused, write_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -20,14 +18,12 @@ COMPANION = TARGET.draft(0.2, noise_seed=2)
 
 @pytest.fixture
 def prompt_file(tmp_path):
-    file = tmp_path / "questions.jsonl"
-    lines = [{"question": text, "category": "letters"} for text in ("abc", "a bed", "hi", "fed")]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
+    texts = ("abc", "a bed", "hi", "fed")
+    return write_prompts(tmp_path / "questions.jsonl", texts, "question", category="letters")
 
 
 @pytest.fixture
-def command(models, monkeypatch, capsys, prompt_file, tmp_path):
+def command(models, draftwise, prompt_file, tmp_path):
     """Run the command with the tiny models; returns (exit status, stdout, stderr)."""
 
     def run(*arguments, workload=prompt_file, target=TARGET):
@@ -35,20 +31,19 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
         rest = ["--workload", str(workload), "-o", str(tmp_path / "out"), "--dtype", "float32"]
         rest += ["--max-tokens", "6", "--rounds", "2", "--batch-sizes", "1,3"]
         rest += ["--longest-prompt", "64", "--no-guard"]
-        monkeypatch.setattr(sys, "argv", ["draftwise", "benchmark", *named, *rest, *arguments])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
+        return draftwise("benchmark", *named, *rest, *arguments)
 
     return run
+
+
+def results(tmp_path):
+    return json.loads((tmp_path / "out" / "results.json").read_text())
 
 
 def test_files_and_tables_are_written(command, tmp_path):
     status, out, err = command("--policies", "fixed:2,heuristic")
     assert (status, err) == (0, "")
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     assert [cell["batch_size"] for cell in report["cells"]] == [1, 3]
     for cell in report["cells"]:
         assert list(cell["contenders"]) == ["none", "fixed:2", "heuristic"]
@@ -102,7 +97,7 @@ def test_sampled_workload_with_a_companion(command, models, tmp_path):
         *("--temperature", "1", "--top-p", "0.9"),
     )
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     own = report["cells"][1]["contenders"]["sv-published"]
     assert own["scored_per_step"] > 0
     assert "identical_answers" not in own
@@ -113,7 +108,7 @@ def test_sampled_workload_with_a_companion(command, models, tmp_path):
 def test_several_temperatures(command, tmp_path):
     status, out, _ = command("--policies", "fixed", "--temperature", "0,0.5", "--batch-sizes", "1")
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     greedy, sampled = report["cells"]
     assert (greedy["temperature"], sampled["temperature"]) == (0, 0.5)
     assert "identical_answers" in greedy["contenders"]["fixed"]
@@ -132,7 +127,7 @@ def test_a_preset_sets_what_is_not_given(command, tmp_path):
         *("--preset", "gemma", "--draft", "suffix", "--max-model-len", "128"), target=ending
     )
     assert (status, err) == (0, "")
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     settings = report["settings"]
     # What the command line says counts more.
     assert (settings["rounds"], settings["max_tokens"], settings["batch_sizes"]) == (2, 6, "1,3")
@@ -157,7 +152,7 @@ class TestTrainedHead:
         assert status == 0
         head = tmp_path / "out" / "head"
         assert "training an EAGLE-3 head of" in err
-        report = json.loads((tmp_path / "out" / "results.json").read_text())
+        report = results(tmp_path)
         assert report["settings"]["draft"] == f"suffix,{head}"
         assert report["peak_memory_gib"] is None
         own = report["cells"][0]["contenders"]["fixed:2"]
@@ -171,12 +166,11 @@ class TestTrainedHead:
         assert (head / "model.safetensors").stat().st_mtime_ns == written
         status, _, err = command(*arguments, "--draft", "none", target=self.TARGET)
         assert status == 0
-        report = json.loads((tmp_path / "out" / "results.json").read_text())
+        report = results(tmp_path)
         assert report["settings"]["draft"] == str(head)
 
-    @pytest.mark.parametrize(
-        ("more", "field"),
-        [
+    def test_errors_come_before_the_training(self, command, arguments, tmp_path):
+        for more, field in (
             ([], "--draft"),  # the fixture's draft is a model
             (["--draft", "ngram"], "--draft"),
             (["--draft", "suffix", "--companion", "draft:int8"], "--companion"),
@@ -186,21 +180,16 @@ class TestTrainedHead:
             (["--draft", "suffix", "--temperature", "-1"], "--temperature"),
             (["--draft", "suffix", "--train-on", "/nowhere.jsonl"], "--train-on"),
             (["--draft", "suffix", "--workload", "/nowhere.jsonl"], "--workload"),
-        ],
-    )
-    def test_errors_come_before_the_training(self, command, arguments, more, field, tmp_path):
-        status, _, err = command(*arguments, *more, target=self.TARGET)
-        assert status == 2
-        assert err.startswith(f"error {field}: ")
-        assert not (tmp_path / "out" / "head" / "config.json").exists()
+        ):
+            assert_refused(command(*arguments, *more, target=self.TARGET), f"{field}: ")
+            assert not (tmp_path / "out" / "head" / "config.json").exists()
 
     def test_a_head_of_another_target_is_not_used(self, command, arguments, tmp_path):
         head = tmp_path / "out" / "head"
         head.mkdir(parents=True)
         (head / "training.json").write_text('{"run": {"target": "other"}}')
-        status, _, err = command(*arguments, "--draft", "suffix", target=self.TARGET)
-        assert status == 2
-        assert err.startswith("error --output: ")
+        ran = command(*arguments, "--draft", "suffix", target=self.TARGET)
+        assert_refused(ran, "--output: ")
 
 
 def test_changes_since_an_earlier_report_are_shown(command, tmp_path):
@@ -220,7 +209,7 @@ def test_changes_since_an_earlier_report_are_shown(command, tmp_path):
 def test_a_failing_peer_does_not_end_the_run(command, tmp_path):
     status, _, _ = command("--policies", "fixed", "--peers", "vllm=/nowhere/python")
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     for name in ("vllm", "vllm draft 5"):
         assert "cannot run" in report["cells"][0]["contenders"][name]["error"]
     assert "cannot run" in (tmp_path / "out" / "report.html").read_text()
@@ -230,7 +219,7 @@ def test_transformers_can_be_a_peer(command, tmp_path):
     """transformers in its own process on the same models gives the same greedy answers."""
     status, _, _ = command("--policies", "fixed", "--peers", "transformers", "--batch-sizes", "1")
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     (cell,) = report["cells"]
     for name in ("transformers", "transformers assisted"):
         own = cell["contenders"][name]
@@ -245,7 +234,7 @@ def test_transformers_can_draft_from_the_text(command, tmp_path):
         *("--peers", "transformers", "--num-speculative-tokens", "3"),
     )
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     lookups = {f"transformers prompt lookup {length}" for length in (2, 3)}
     one, three = report["cells"]
     assert set(one["contenders"]) == {"none", "fixed:2", "fixed", "transformers", *lookups}
@@ -266,7 +255,7 @@ def test_the_share_of_repeated_text_is_reported(command, tmp_path):
     arguments = ("--policies", "fixed", "--max-tokens", "16", "--target", folder)
     status, out, _ = command(*arguments)
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     for own in report["cells"][0]["contenders"].values():
         assert own["repeated_share"] == 6 / 16
     assert "repeated" in out
@@ -278,7 +267,7 @@ def test_answers_can_end_at_the_end_of_the_sequence(command, tmp_path):
     ending = replace(TARGET, config={"eos_token_id": list(range(0, 300, 3))})
     status, _, _ = command("--policies", "fixed", "--stop-at-eos", target=ending)
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     own, base = (report["cells"][1]["contenders"][name] for name in ("fixed", "none"))
     assert own["num_tokens"] == base["num_tokens"] < 6 * own["answers"]
     assert own["identical_answers"] == own["answers"]
@@ -293,15 +282,14 @@ def test_conversations_of_several_turns(command, tmp_path):
     given = ("--multi-turn", "--chat-template", str(template))
     status, _, _ = command("--policies", "fixed", *given, workload=file)
     assert status == 0
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    report = results(tmp_path)
     own = report["cells"][0]["contenders"]["fixed"]
     assert own["identical_answers"] == own["answers"] == 2
     assert report["settings"]["multi_turn"] is True
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
+def test_invalid_input_is_refused(command, tmp_path):
+    for arguments, field in (
         (["--policies", "nonsense"], "--policies"),
         (["--policies", "fixed:many"], "--policies"),
         (["--batch-sizes", "0"], "--batch-sizes"),
@@ -320,23 +308,9 @@ def test_conversations_of_several_turns(command, tmp_path):
         (["--chat-template", "template.jinja"], "--chat-template"),
         (["--chat", "--chat-template", "/nowhere/template.jinja"], "--chat-template"),
         (["--draft", "none", "--peers", "vllm-draftwise"], "--peers"),
-    ],
-)
-def test_invalid_input_is_refused(command, arguments, field):
-    status, _, err = command(*arguments)
-    assert status == 2
-    assert err.startswith(f"error {field}: ")
-
-
-def test_a_workload_with_only_too_long_prompts_is_refused(command, tmp_path):
-    file = tmp_path / "long.jsonl"
-    file.write_text(json.dumps({"prompt": "abcdef" * 8}))
-    status, _, err = command("--longest-prompt", "3", workload=file)
-    assert status == 2
-    assert err.startswith("error --workload: no prompt")
-
-
-def test_a_missing_workload_is_refused(command, tmp_path):
-    status, _, err = command(workload=tmp_path / "nothing.jsonl")
-    assert status == 2
-    assert "--workload" in err
+    ):
+        assert_refused(command(*arguments), f"{field}: ")
+    file = write_prompts(tmp_path / "long.jsonl", ["abcdef" * 8])
+    ran = command("--longest-prompt", "3", workload=file)
+    assert_refused(ran, "--workload: no prompt")
+    assert_refused(command(workload=tmp_path / "nothing.jsonl"), "--workload: ")

@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from draftwise.cli import main
 from draftwise.engine.parallel.pinned_threads import shares
 
 from ..tiny_models import Recipe
+from .running import assert_refused, write_prompts
 
 TARGET = Recipe(vocab=300, context=96, tokenizer=True)
 DRAFT = TARGET.draft()
 
 
 @pytest.fixture
-def command(models, monkeypatch, capsys):
+def command(models, draftwise):
     """Run the command with the tiny pair; returns (exit status, stdout, stderr).
 
     The default policy is ``fixed`` without a guard, which is deterministic and measures no
@@ -25,23 +25,18 @@ def command(models, monkeypatch, capsys):
 
     def run(*arguments, pair=True, policy="fixed"):
         named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)] if pair else []
-        chosen = any(each.startswith("--policy") for each in arguments) or policy is None
+        chosen = any(str(each).startswith("--policy") for each in arguments) or policy is None
         named += [] if chosen else ["--policy", policy]
         if policy is not None:
             named.append("--no-guard")
-        monkeypatch.setattr(sys, "argv", ["draftwise", *arguments, *named])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
+        return draftwise(*arguments, *named)
 
     return run
 
 
 @pytest.fixture
 def prompt_file(tmp_path):
-    file = tmp_path / "prompts.jsonl"
+    file = tmp_path / "kinds.jsonl"
     records = [{"prompt": "abc"}, {"question": "cab"}, {"turns": ["bed", "x"]}, {"text": "fed"}]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(file)
@@ -62,31 +57,23 @@ def test_json_is_one_object_with_outputs_and_timing(command):
     assert result["timing"]["tokens_per_second"] > 0
 
 
-def test_all_kinds_of_prompt_files_load(command, prompt_file):
-    _, out, _ = command("generate", "--prompts", prompt_file, "--json", "--max-tokens", "4")
-    prompts = [output["prompt"] for output in json.loads(out)["outputs"]]
-    assert prompts == ["abc", "cab", "bed", "fed"]
-
-
-def test_num_prompts_limits_the_prompts(command, prompt_file):
-    arguments = ["--prompts", prompt_file, "--num-prompts", "2", "--max-tokens", "4", "--json"]
-    _, out, _ = command("generate", *arguments)
-    assert [output["prompt"] for output in json.loads(out)["outputs"]] == ["abc", "cab"]
+def test_all_kinds_of_prompt_files_load_up_to_the_given_number(command, prompt_file):
+    for more, expected in (
+        ([], ["abc", "cab", "bed", "fed"]),
+        (["--num-prompts=2"], ["abc", "cab"]),
+    ):
+        arguments = ["--prompts", prompt_file, "--json", "--max-tokens", "4", *more]
+        _, out, _ = command("generate", *arguments)
+        assert [output["prompt"] for output in json.loads(out)["outputs"]] == expected
 
 
 def test_compare_shows_both_and_equal_texts(command, prompt_file):
-    arguments = ["--prompts", prompt_file, "--compare", "--max-tokens", "16", "--dtype", "float32"]
-    status, out, _ = command("generate", *arguments)
+    arguments = ["generate", "--prompts", prompt_file, "--compare", "--max-tokens=16"]
+    status, out, _ = command(*arguments, "--dtype=float32")
     assert status == 0
-    assert "target only" in out
-    assert "speed-up" in out
-    assert "all 4 texts are identical" in out
-    assert "lossless" in out
-
-
-def test_compare_as_json(command, prompt_file):
-    arguments = ["--prompts", prompt_file, "--compare", "--max-tokens", "16", "--dtype", "float32"]
-    _, out, _ = command("generate", *arguments, "--json")
+    for shown in ("target only", "speed-up", "all 4 texts are identical", "lossless"):
+        assert shown in out
+    _, out, _ = command(*arguments, "--dtype=float32", "--json")
     compared = json.loads(out)["compare"]
     assert compared["num_identical"] == compared["num_prompts"] == 4
     assert compared["speedup"] > 0
@@ -98,9 +85,8 @@ def test_compare_as_json(command, prompt_file):
 def test_a_bad_prompt_does_not_end_a_comparison(command, tmp_path, batch_size, bad):
     prompts = ["bad", "a bed", "head", "fed"]
     prompts[bad] = "deaf " * 60
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in prompts))
-    arguments = ["generate", "--prompts", str(file), "--compare", "--max-tokens", "4"]
+    file = write_prompts(tmp_path / "prompts.jsonl", prompts)
+    arguments = ["generate", "--prompts", file, "--compare", "--max-tokens", "4"]
     arguments += ["--dtype=float32", f"--batch-size={batch_size}"]
     status, out, _ = command(*arguments, "--json")
     assert status == 2
@@ -115,13 +101,17 @@ def test_a_bad_prompt_does_not_end_a_comparison(command, tmp_path, batch_size, b
 
 
 def test_every_bad_prompt_of_a_batch_has_its_own_error(command, tmp_path):
-    file = tmp_path / "prompts.jsonl"
     prompts = ["deaf " * 60, "deaf " * 70, "a bed", "head"]
-    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in prompts))
-    arguments = ["--prompts", str(file), "--compare", "--max-tokens", "4", "--batch-size=2"]
-    _, out, _ = command("generate", *arguments, "--json")
-    first, second = (output["error"] for output in json.loads(out)["outputs"][:2])
-    assert first != second
+    file = write_prompts(tmp_path / "prompts.jsonl", prompts)
+    arguments = ["generate", "--prompts", file, "--max-tokens=4", "--batch-size=2"]
+    for way in ((), ("--compare",)):
+        status, out, _ = command(*arguments, *way, "--json")
+        assert status == 2
+        outputs = json.loads(out)["outputs"]
+        assert [each["finish_reason"] for each in outputs] == ["error"] * 2 + ["length"] * 2
+        assert outputs[0]["error"] != outputs[1]["error"]
+        assert outputs[0]["error"].endswith("raise --max-model-len")
+    assert "raise --max-model-len" in " ".join(command(*arguments)[1].split())
 
 
 def test_a_comparison_in_which_every_prompt_fails_is_an_error(command):
@@ -175,9 +165,8 @@ def test_policy_none_needs_no_draft(command, models):
     assert json.loads(out)["draft"] is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
+def test_user_errors_print_one_line_and_exit_with_status_2(command):
+    for arguments, field in (
         (["head", "--temperature", "-1"], "--temperature"),
         (["head", "--top-p", "0"], "--top-p"),
         (["head", "--max-tokens", "0"], "--max-tokens"),
@@ -192,31 +181,14 @@ def test_policy_none_needs_no_draft(command, models):
         ([""], "prompt"),
         (["a c" * 80], "prompt"),
         (["head", "--chat", "--max-model-len", "97"], "--max-model-len"),
-    ],
-)
-def test_user_errors_print_one_line_and_exit_with_status_2(command, arguments, field):
-    status, out, err = command("generate", *arguments)
-    assert status == 2
-    assert out == ""
-    assert err.startswith(f"error {field}: ")
-    assert "Traceback" not in err
+    ):
+        assert_refused(command("generate", *arguments), f"{field}: ")
 
 
 def test_a_missing_model_lists_the_bundled_models(command):
     status, _, err = command("generate", "x", "--target", "zoo:targte", pair=False)
     assert status == 2
     assert "zoo:target" in err
-
-
-def test_an_invalid_prompt_does_not_affect_others(command, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": "bad"}, {"prompt": "deaf " * 60}, {"prompt": "a bed"}]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    status, out, _ = command("generate", "--prompts", str(file), "--json", "--max-tokens", "4")
-    assert status == 2
-    outputs = json.loads(out)["outputs"]
-    assert [output["finish_reason"] for output in outputs] == ["length", "error", "length"]
-    assert "context" in outputs[1]["error"]
 
 
 def test_a_malformed_line_is_reported_with_its_number(command, tmp_path):
@@ -310,42 +282,28 @@ def test_draft_and_companion_from_outside_the_zoo(command, models):
     assert result["draft"] == models.folder(DRAFT)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "begin"),
-    [
-        (["--draft", "OWN"], "error --target: missing: --draft is "),
-        (["--companion", "OWN"], "error --target: missing: --companion is "),
-        (["--target", "OWN", "--companion", "OWN"], "error --draft: missing: --companion needs "),
-        (["--target", "OWN", "--policy", "sv"], "error --draft: missing: --policy needs "),
+def test_missing_models_are_reported_before_loading(command):
+    for arguments, begin in (
+        (["--draft", "OWN"], "--target: missing: --draft is "),
+        (["--companion", "OWN"], "--target: missing: --companion is "),
+        (["--target", "OWN", "--companion", "OWN"], "--draft: missing: --companion needs "),
+        (["--target", "OWN", "--policy", "sv"], "--draft: missing: --policy needs "),
         (
             ["--target", "OWN", "--num-speculative-tokens", "5", "--lenience", "1.0"],
-            "error --draft: missing: --num-speculative-tokens, --lenience need ",
+            "--draft: missing: --num-speculative-tokens, --lenience need ",
         ),
-        (["--target", "OWN", "--overlap"], "error --draft: missing: --overlap needs a draft; "),
+        (["--target", "OWN", "--overlap"], "--draft: missing: --overlap needs a draft; "),
         (
             ["--draft", "none", "--overlap", "--draft-replicas", "2"],
-            "error --draft: missing: --overlap, --draft-replicas need a draft; ",
+            "--draft: missing: --overlap, --draft-replicas need a draft; ",
         ),
         (
             ["--draft", "suffix", "--draft-replicas", "2"],
-            "error --draft: must contain a model, got 'suffix'; --draft-replicas needs a draft ",
+            "--draft: must contain a model, got 'suffix'; --draft-replicas needs a draft ",
         ),
-        (["--draft", "suffix", "--overlap"], "error --draft: must contain a model, got 'suffix'; "),
-        (["--target", "OWN", "--compare"], "error --draft: missing: --compare "),
-        (["--target", "OWN", "--draft", "none", "--compare"], "error --draft: missing: "),
-    ],
-)
-def test_missing_models_are_reported_before_loading(command, arguments, begin):
-    named = ["/no/such/folder" if each == "OWN" else each for each in arguments]
-    status, _, err = command("generate", "head", *named, pair=False, policy=None)
-    assert status == 2
-    assert err.startswith(begin)
-
-
-def test_errors_of_single_prompts_name_flags(command, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("deaf " * 60, "a bed")))
-    arguments = ["generate", "--prompts", str(file), "--max-tokens", "4"]
-    assert "raise --max-model-len" in " ".join(command(*arguments)[1].split())
-    outputs = json.loads(command(*arguments, "--json")[1])["outputs"]
-    assert outputs[0]["error"].endswith("raise --max-model-len")
+        (["--draft", "suffix", "--overlap"], "--draft: must contain a model, got 'suffix'; "),
+        (["--target", "OWN", "--compare"], "--draft: missing: --compare "),
+        (["--target", "OWN", "--draft", "none", "--compare"], "--draft: missing: "),
+    ):
+        named = ["/no/such/folder" if each == "OWN" else each for each in arguments]
+        assert_refused(command("generate", "head", *named, pair=False, policy=None), begin)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from draftwise.cli import main
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import Stage
 
 from ..tiny_models import Recipe
+from .running import assert_refused, write_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ RECIPES = {
 
 
 @pytest.fixture
-def command(models, monkeypatch, capsys, tmp_path):
+def command(models, monkeypatch, draftwise, tmp_path):
     """Run a command in an empty folder; ``OWN:draft`` means the folder of that tiny model."""
 
     def run(*arguments):
@@ -31,19 +31,10 @@ def command(models, monkeypatch, capsys, tmp_path):
             models.folder(RECIPES[each.removeprefix("OWN:")]) if each.startswith("OWN:") else each
             for each in arguments
         ]
-        monkeypatch.setattr(sys, "argv", ["draftwise", *words])
-        monkeypatch.setenv("COLUMNS", "200")
         monkeypatch.chdir(tmp_path)
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+        return draftwise(*words, columns=200)
 
-    file = tmp_path / "p.jsonl"
-    texts = ("abc", "a bed", "hi", "fed")
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    write_prompts(tmp_path / "p.jsonl", ("abc", "a bed", "hi", "fed"))
     return run
 
 
@@ -143,9 +134,8 @@ def test_errors_in_a_chat_name_flags(command, monkeypatch):
     assert "raise --max-model-len" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "begin"),
-    [
+def test_missing_models_are_reported(command):
+    for arguments, begin in (
         (["profile", "--prompts", "p.jsonl", "--target", "OWN:target"], "--draft: missing: "),
         (["profile", "--prompts", "p.jsonl", "--draft", "OWN:draft"], "--target: missing: "),
         (["profile-latency", "--draft", "OWN:draft"], "--target: missing: "),
@@ -163,9 +153,5 @@ def test_errors_in_a_chat_name_flags(command, monkeypatch):
         (["chat", "OWN:target", "--companion", "OWN:companion"], "--draft: missing: --companion "),
         (["chat", "OWN:target", "--policy", "sv"], "--draft: missing: --policy needs "),
         (["serve", "OWN:target", "--lenience", "0.5"], "--draft: missing: --lenience needs "),
-    ],
-)
-def test_missing_models_are_reported(command, arguments, begin):
-    status, _, err = command(*arguments)
-    assert status == 2
-    assert err.splitlines()[-1].startswith(f"error {begin}")
+    ):
+        assert_refused(command(*arguments), begin)

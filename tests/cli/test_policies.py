@@ -1,25 +1,20 @@
 """``draftwise policies`` as a user runs it."""
 
 import json
-import sys
 
 import pytest
 
-from draftwise.cli import main
 from draftwise.policies import POLICIES
 
 
 @pytest.fixture
-def listed(monkeypatch, capsys):
+def listed(draftwise):
     """Run the command on a terminal with 100 columns; returns its output."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["draftwise", "policies", *arguments])
-        monkeypatch.setenv("COLUMNS", "100")
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
-        return capsys.readouterr().out
+        status, out, _ = draftwise("policies", *arguments, columns=100)
+        assert status == 0
+        return out
 
     return run
 

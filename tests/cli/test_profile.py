@@ -1,15 +1,14 @@
 """``draftwise profile`` as a user runs it, on tiny models."""
 
 import json
-import sys
 
 import pytest
 
-from draftwise.cli import main
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.profiling import acceptance
 
 from ..tiny_models import Recipe
+from .running import assert_refused, write_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +20,11 @@ TEXTS = ["abc", "cab", "bed", "fed", "a bed", "hi"]
 
 @pytest.fixture
 def prompt_file(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
-    return file
+    return write_prompts(tmp_path / "prompts.jsonl", TEXTS)
 
 
 @pytest.fixture
-def command(models, monkeypatch, capsys, prompt_file, tmp_path):
+def command(models, draftwise, prompt_file, tmp_path):
     """Run the command with the tiny models; returns (exit status, stdout, stderr)."""
 
     def run(*arguments, companion=True, prompts=prompt_file):
@@ -36,12 +33,7 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
             named += ["--companion", models.folder(COMPANION)]
         rest = ["--prompts", str(prompts), "-o", str(tmp_path / "profile.safetensors")]
         rest += ["--max-tokens", "8", "--num-speculative-tokens", "3", "--dtype", "float32"]
-        monkeypatch.setattr(sys, "argv", ["draftwise", "profile", *named, *rest, *arguments])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
+        return draftwise("profile", *named, *rest, *arguments)
 
     return run
 
@@ -136,9 +128,8 @@ def test_too_long_prompts_are_skipped(command, tmp_path, prompt_file):
     assert "of 6 prompts" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
+def test_user_errors_print_one_line_and_exit_with_status_2(command):
+    for arguments, field in (
         (["--temperature", "-1"], "--temperature"),
         (["--top-p", "0"], "--top-p"),
         (["--max-tokens", "0"], "--max-tokens"),
@@ -150,17 +141,8 @@ def test_too_long_prompts_are_skipped(command, tmp_path, prompt_file):
         (["--prompts", "/no/such/file.jsonl"], "--prompts"),
         (["-o", "/no/such/folder/profile"], "--output"),
         (["-o", "/"], "--output"),
-    ],
-)
-def test_user_errors_print_one_line_and_exit_with_status_2(command, arguments, field):
-    status, out, err = command(*arguments)
-    assert status == 2
-    assert out == ""
-    assert err.startswith(f"error {field}: ")
-    assert "Traceback" not in err
-
-
-def test_counts_below_one_are_rejected(command):
+    ):
+        assert_refused(command(*arguments), f"{field}: ")
     for option in ("--num-prompts", "--batch-size", "--num-speculative-tokens"):
         status, _, err = command(option, "0")
         assert status == 2

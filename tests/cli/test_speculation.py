@@ -2,11 +2,9 @@
 
 import json
 import re
-import sys
 
 import pytest
 
-from draftwise.cli import main
 from draftwise.cli.speculation_report import _advice
 from draftwise.core.draft_length import advised_draft_length
 from draftwise.llm import LLM
@@ -19,6 +17,7 @@ from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
 from ..stand_ins import unguarded, vary_choices
 from ..tiny_models import Recipe
+from .running import assert_refused, write_prompts
 
 TARGET = Recipe(vocab=300, context=96, tokenizer=True)
 DRAFT = TARGET.draft(0.2)
@@ -37,27 +36,18 @@ def latency_profile(models, tmp_path_factory):
 
 
 @pytest.fixture
-def command(models, monkeypatch, capsys, latency_profile, tmp_path):
+def command(models, monkeypatch, draftwise, latency_profile, tmp_path):
     """Run ``generate`` with four prompts; returns (exit status, stdout, stderr)."""
     monkeypatch.setattr(latency, "_deviation", lambda profile, models: 1.0)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"prompt": p}) + "\n" for p in ("abc", "cab", "bed", "ad"))
-    )
+    prompts = write_prompts(tmp_path / "prompts.jsonl", ("abc", "cab", "bed", "ad"))
 
     def run(*arguments, companion=False, costs=latency_profile):
         named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
         named += ["--companion", models.folder(COMPANION)] if companion else []
         named += ["--latency-profile", str(costs)] if costs else []
         guard = [] if "--guard" in arguments else ["--no-guard"]
-        every = ["draftwise", "generate", "--prompts", str(prompts), *named, *SHORT]
-        every += [*guard, *arguments]
-        monkeypatch.setattr(sys, "argv", every)
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
+        every = ["generate", "--prompts", prompts, *named, *SHORT, *guard, *arguments]
+        return draftwise(*every)
 
     return run
 
@@ -129,25 +119,24 @@ def test_trees_get_no_advice_about_draft_lengths(command):
     assert "advice" not in rows(command("--policy", "fixed", "--tree-width", "2")[1])
 
 
-@pytest.mark.parametrize(
-    ("num_accepted", "text"),
-    [
-        (12, "accepted 1.2 of 5 drafted tokens per step: about 2 would do"),
-        (42, "accepted 4.2 of 5 drafted tokens per step: 5 is about right"),
-        (48, "accepted 4.8 of 5 drafted tokens per step: longer drafts may be faster, try 10"),
-    ],
-)
-def test_the_advice_names_a_draft_length(num_accepted, text):
-    stats = SpeculationStats(
-        num_steps=10, num_drafted=50, num_verified=50, num_accepted=num_accepted
-    )
-    assert _advice(stats, 5) == text
-
-
-def test_advice_is_in_range():
+def test_the_advice_names_a_draft_length_in_range():
     most = MAX_SPECULATIVE_TOKENS
-    stats = SpeculationStats(num_steps=1, num_drafted=most, num_verified=most, num_accepted=most)
-    assert f"{most} is about right" in _advice(stats, most)
+    for num_steps, num_drafted, num_accepted, text in (
+        (10, 5, 12, "accepted 1.2 of 5 drafted tokens per step: about 2 would do"),
+        (10, 5, 42, "accepted 4.2 of 5 drafted tokens per step: 5 is about right"),
+        (
+            10,
+            5,
+            48,
+            "accepted 4.8 of 5 drafted tokens per step: longer drafts may be faster, try 10",
+        ),
+        (1, most, most, f"{most} is about right"),
+    ):
+        total = num_steps * num_drafted
+        stats = SpeculationStats(
+            num_steps=num_steps, num_drafted=total, num_verified=total, num_accepted=num_accepted
+        )
+        assert text in _advice(stats, num_drafted)
 
 
 def test_target_only_decoding_has_no_speculation_summary(command):
@@ -221,9 +210,8 @@ def test_measuring_latencies_is_reported(models):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
+def test_user_errors_print_one_line_and_exit_with_status_2(command):
+    for arguments, field in (
         (["--policy-option", "threshold"], "--policy-option"),
         (["--policy", "svip", "--policy-option", "treshold=1"], "--policy-option treshold"),
         (["--policy", "svip", "--policy-option", "threshold=high"], "--policy-option threshold"),
@@ -235,22 +223,14 @@ def test_measuring_latencies_is_reported(models):
         (["--policy", "disco"], "--profile"),
         (["--profile", "/does/not/exist"], "--profile"),
         (["--companion", "draft:int3"], "--companion"),
-    ],
-)
-def test_user_errors_print_one_line_and_exit_with_status_2(command, arguments, field):
-    status, out, err = command(*arguments)
-    assert status == 2
-    assert out == ""
-    assert err.startswith(f"error {field}: ")
-    assert err.count("\n") == 1
+    ):
+        ran = command(*arguments)
+        assert_refused(ran, f"{field}: ")
+        assert ran[2].count("\n") == 1
 
 
-def test_help_fits_a_hundred_columns(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["draftwise", "generate", "--help"])
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        main()
-    lines = capsys.readouterr().out.splitlines()
+def test_help_fits_a_hundred_columns(draftwise):
+    lines = draftwise("generate", "--help", columns=100)[1].splitlines()
     assert max(map(len, lines)) <= 100
     assert "…" not in "".join(lines)
     panels = [line.split()[1] for line in lines if line.startswith("╭─")]

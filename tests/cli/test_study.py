@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from draftwise.cli import main
 from draftwise.studies.catalogue import STUDIES
 
 from ..tiny_models import Recipe
 from .page import Page
+from .running import assert_refused, write_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -21,14 +21,12 @@ COMPANION = TARGET.draft(0.2, noise_seed=2)
 
 @pytest.fixture
 def prompt_file(tmp_path):
-    file = tmp_path / "questions.jsonl"
     texts = ("abc", "a bed", "hi", "fed", "a cab", "dad")
-    file.write_text("".join(json.dumps({"question": text}) + "\n" for text in texts))
-    return file
+    return write_prompts(tmp_path / "questions.jsonl", texts, "question")
 
 
 @pytest.fixture
-def command(models, monkeypatch, capsys, prompt_file, tmp_path):
+def command(models, draftwise, prompt_file, tmp_path):
     """Run the command with the tiny models; returns (exit status, stdout, stderr)."""
 
     def run(*arguments, prompts=prompt_file, roles=("target", "draft", "companion", "models")):
@@ -38,12 +36,7 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
         rest += ["-o", str(tmp_path / "out")]
         if prompts is not None:
             rest += ["--prompts", str(prompts)]
-        monkeypatch.setattr(sys, "argv", ["draftwise", "study", *named, *rest, *arguments])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
+        return draftwise("study", *named, *rest, *arguments)
 
     return run
 
@@ -86,9 +79,8 @@ def test_list_describes_every_study(command):
         assert name in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
+def test_invalid_input_is_refused(command):
+    for arguments, field in (
         (["nonsense"], "name"),
         (["bounds", "all"], "name"),
         (["bounds", "--num-prompts", "0"], "--num-prompts"),
@@ -100,18 +92,9 @@ def test_list_describes_every_study(command):
         (["bounds", "--redraw"], "--output"),
         (["all", "--redraw"], "--output"),
         (["bounds", "--output", "/proc/here"], "--output"),
-    ],
-)
-def test_invalid_input_is_refused(command, arguments, field):
-    status, _, err = command(*arguments)
-    assert status == 2
-    assert err.startswith(f"error {field}: ")
-
-
-def test_prompts_are_required(command):
-    status, _, err = command("bounds", prompts=None)
-    assert status == 2
-    assert err.startswith("error --prompts: ")
+    ):
+        assert_refused(command(*arguments), f"{field}: ")
+    assert_refused(command("bounds", prompts=None), "--prompts: ")
 
 
 def test_a_target_and_a_draft_are_enough(command, tmp_path):
@@ -133,32 +116,27 @@ def test_the_named_small_models_are_compared(command, tmp_path):
     assert found == {tuple(s["models"]), tuple(s["models"][::-1])}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "roles", "begin"),
-    [
-        (["bounds"], ("target",), "error --draft: missing: "),
-        (["bounds", "--draft", "none"], ("target",), "error --draft: missing: "),
-        (["bounds"], ("draft",), "error --target: missing: --draft is "),
-        (["bounds"], ("models",), "error --target: missing: --models is "),
-        (["bias"], ("target", "draft"), "error --companion: missing: the study bias "),
+def test_missing_models_are_reported_before_loading(command, tmp_path):
+    for arguments, roles, begin in (
+        (["bounds"], ("target",), "--draft: missing: "),
+        (["bounds", "--draft", "none"], ("target",), "--draft: missing: "),
+        (["bounds"], ("draft",), "--target: missing: --draft is "),
+        (["bounds"], ("models",), "--target: missing: --models is "),
+        (["bias"], ("target", "draft"), "--companion: missing: the study bias "),
         (
             ["information-gain"],
             ("target", "draft"),
-            "error --models: the study information-gain requires ",
+            "--models: the study information-gain requires ",
         ),
         (
             ["oracle-length", "fairness"],
             ("target", "draft"),
-            "error --companion: missing: the study fairness ",
+            "--companion: missing: the study fairness ",
         ),
-        (["bounds", "--max-model-len", "200"], ("target", "draft"), "error --max-model-len: 200 "),
-    ],
-)
-def test_missing_models_are_reported_before_loading(command, tmp_path, arguments, roles, begin):
-    status, _, err = command(*arguments, roles=roles)
-    assert status == 2
-    assert err.startswith(begin)
-    assert not list((tmp_path / "out").glob("*"))
+        (["bounds", "--max-model-len", "200"], ("target", "draft"), "--max-model-len: 200 "),
+    ):
+        assert_refused(command(*arguments, roles=roles), begin)
+        assert not list((tmp_path / "out").glob("*"))
 
 
 def test_all_skips_studies_without_their_models(command, monkeypatch):
@@ -189,9 +167,8 @@ def test_all_skips_studies_that_cannot_be_measured(command, monkeypatch, tmp_pat
     assert [file.name for file in (tmp_path / "out").iterdir() if file.is_dir()] == [
         "oracle-length"
     ]
-    status, _, err = command("acceptance-surface", *arguments)
-    assert status == 2
-    assert err.startswith("error --max-tokens: too few")
+    ran = command("acceptance-surface", *arguments, roles=("target", "draft"))
+    assert_refused(ran, "--max-tokens: too few")
 
 
 @pytest.mark.parametrize("name", ["list", "bounds"])

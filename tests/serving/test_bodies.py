@@ -13,6 +13,8 @@ from draftwise.serving.http_errors import explain
 from draftwise.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, SpeculationChange
 
 CHAT = [{"role": "user", "content": "Hello"}]
+CHATTED = {"messages": CHAT}
+JSON = {"Content-Type": "application/json"}
 # A list of this length must not slow down the detection of an error.
 MANY = 500_000
 
@@ -31,60 +33,68 @@ def complaint(model, body):
     return explain(RequestValidationError([first]).errors()[0])
 
 
-@pytest.mark.parametrize(
-    ("model", "body", "param", "expected"),
-    [
-        (CompletionBody, {"prompt": True}, "prompt", "a list of token ids"),
-        (CompletionBody, {"prompt": ["a", 3]}, "prompt[1]", "must be a string, got 3"),
-        (CompletionBody, {"prompt": [3, "a"]}, "prompt[1]", "must be a token id"),
-        (CompletionBody, {"prompt": [3, True]}, "prompt[1]", "got true"),
-        (CompletionBody, {"prompt": [[3], [4, -1]]}, "prompt[1][1]", "got -1"),
-        (CompletionBody, {"prompt": [[3], "a"]}, "prompt[1]", "a list of token ids"),
-        (CompletionBody, {"prompt": [None]}, "prompt[0]", "got null"),
-        (CompletionBody, {"prompt": None}, "prompt", "is required"),
-        (CompletionBody, {"prompt": [[3]] * 4097}, "prompt", "at most 4096"),
-        (CompletionBody, {"prompt": ["a"] * 4097}, "prompt", "at most 4096"),
-        (CompletionBody, {"prompt": "a", "max_tokens": True}, "max_tokens", "an integer, got true"),
-        (CompletionBody, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "an integer, got '5'"),
-        (CompletionBody, {"prompt": "a", "max_tokens": 5.0}, "max_tokens", "an integer, got 5.0"),
-        (CompletionBody, {"prompt": "a", "temperature": "1"}, "temperature", "a number, got '1'"),
-        (CompletionBody, {"prompt": "a", "temperature": True}, "temperature", "a number, got true"),
-        (CompletionBody, {"prompt": "a", "stream": 1}, "stream", "true or false, got 1"),
-        (CompletionBody, {"prompt": "a", "echo": "yes"}, "echo", "true or false, got 'yes'"),
-        (CompletionBody, {"prompt": "a", "top_k": -2}, "top_k", "greater than or equal to -1"),
-        (CompletionBody, {"prompt": "a", "suffix": "b"}, "suffix", "leave it out"),
-        (CompletionBody, {"prompt": "a", "stop": 5}, "stop", "a list of strings, got 5"),
-        (CompletionBody, {"prompt": "a", "stop": ["b", 5]}, "stop[1]", "must be a string, got 5"),
-        (CompletionBody, {"prompt": "a", "stop": ["b"] * 33}, "stop", "at most 32"),
-        (CompletionBody, {"prompt": "a", "stop": ["b" * 257]}, "stop[0]", "at most 256"),
-        (CompletionBody, {"prompt": "a", "logit_bias": [1]}, "logit_bias", "must be an object"),
+def assert_complaint(model, body, param, expected):
+    message, field = complaint(model, body)
+    assert field == param
+    assert expected in message
+    assert message.startswith(f"{param or 'the body'}: ")
+
+
+def test_errors_of_completions_name_the_field_and_the_accepted_values():
+    for body, param, expected in (
+        ({"prompt": True}, "prompt", "a list of token ids"),
+        ({"prompt": ["a", 3]}, "prompt[1]", "must be a string, got 3"),
+        ({"prompt": [3, "a"]}, "prompt[1]", "must be a token id"),
+        ({"prompt": [3, True]}, "prompt[1]", "got true"),
+        ({"prompt": [[3], [4, -1]]}, "prompt[1][1]", "got -1"),
+        ({"prompt": [[3], "a"]}, "prompt[1]", "a list of token ids"),
+        ({"prompt": [None]}, "prompt[0]", "got null"),
+        ({"prompt": None}, "prompt", "is required"),
+        ({"prompt": [[3]] * 4097}, "prompt", "at most 4096"),
+        ({"prompt": ["a"] * 4097}, "prompt", "at most 4096"),
+        ({"max_tokens": True}, "max_tokens", "an integer, got true"),
+        ({"max_tokens": "5"}, "max_tokens", "an integer, got '5'"),
+        ({"max_tokens": 5.0}, "max_tokens", "an integer, got 5.0"),
+        ({"temperature": "1"}, "temperature", "a number, got '1'"),
+        ({"temperature": True}, "temperature", "a number, got true"),
+        ({"stream": 1}, "stream", "true or false, got 1"),
+        ({"echo": "yes"}, "echo", "true or false, got 'yes'"),
+        ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+        ({"suffix": "b"}, "suffix", "leave it out"),
+        ({"stop": 5}, "stop", "a list of strings, got 5"),
+        ({"stop": ["b", 5]}, "stop[1]", "must be a string, got 5"),
+        ({"stop": ["b"] * 33}, "stop", "at most 32"),
+        ({"stop": ["b" * 257]}, "stop[0]", "at most 256"),
+        ({"logit_bias": [1]}, "logit_bias", "must be an object"),
         (
-            CompletionBody,
-            {"prompt": "a", "logit_bias": {"x": 1}},
+            {"logit_bias": {"x": 1}},
             "logit_bias",
             "'x' is not a token",
         ),
         (
-            CompletionBody,
-            {"prompt": "a", "logit_bias": {"²": 1}},
+            {"logit_bias": {"²": 1}},
             "logit_bias",
             "is not a token id",
         ),
-        (CompletionBody, {"prompt": "a", "logit_bias": {"5": "1"}}, "logit_bias", "token 5"),
-        (CompletionBody, {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias", "got 101"),
-        (CompletionBody, {"prompt": "a", "speculation": 1}, "speculation", "must be an object"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias", "token 5"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "got 101"),
+        ({"speculation": 1}, "speculation", "must be an object"),
         (
-            CompletionBody,
-            {"prompt": "a", "speculation": {"policies": 1}},
+            {"speculation": {"policies": 1}},
             "speculation.policies",
             "did you mean 'policy'?",
         ),
         (
-            CompletionBody,
-            {"prompt": "a", "structured_outputs": {"choice": ["a", 1]}},
+            {"structured_outputs": {"choice": ["a", 1]}},
             "structured_outputs.choice[1]",
             "must be a string, got 1",
         ),
+    ):
+        assert_complaint(CompletionBody, {"prompt": "a"} | body, param, expected)
+
+
+def test_errors_name_the_field_and_the_accepted_values():
+    for model, body, param, expected in (
         (CompletionBody, [], None, "the body: must be an object"),
         (ChatBody, {"messages": "a"}, "messages", "must be a list, got 'a'"),
         (ChatBody, {"messages": [*CHAT, 3]}, "messages[1]", "must be an object, got 3"),
@@ -108,20 +118,15 @@ def complaint(model, body):
             "messages[0].content[0].text",
             "must be a string, got 1",
         ),
-        (ChatBody, {"messages": CHAT, "functions": [{}]}, "functions", "use tools"),
-        (ChatBody, {"messages": CHAT, "function_call": {"name": "f"}}, "function_call", "tools"),
-        (ChatBody, {"messages": CHAT, "temprature": 1}, "temprature", "mean 'temperature'?"),
-        (ChatBody, {"messages": CHAT, "zzz": 1}, "zzz", "known keys: "),
+        (ChatBody, CHATTED | {"functions": [{}]}, "functions", "use tools"),
+        (ChatBody, CHATTED | {"function_call": {"name": "f"}}, "function_call", "tools"),
+        (ChatBody, CHATTED | {"temprature": 1}, "temprature", "mean 'temperature'?"),
+        (ChatBody, CHATTED | {"zzz": 1}, "zzz", "known keys: "),
         (DetokenizeBody, {"tokens": [1, "2"]}, "tokens[1]", "must be an integer, got '2'"),
         (SpeculationChange, {"lenience": "1"}, "lenience", "must be a number, or an object"),
         (SpeculationChange, {"lenience": {"0": True}}, "lenience", "got true"),
-    ],
-)
-def test_errors_name_the_field_and_the_accepted_values(model, body, param, expected):
-    message, field = complaint(model, body)
-    assert field == param
-    assert expected in message
-    assert message.startswith(f"{param or 'the body'}: ")
+    ):
+        assert_complaint(model, body, param, expected)
 
 
 def test_unknown_keys_are_quoted_and_shortened():
@@ -133,9 +138,9 @@ def test_unknown_keys_are_quoted_and_shortened():
     assert len(param) <= 80
 
 
-@pytest.mark.parametrize(
-    ("path", "content"),
-    [
+def test_unpaired_surrogates_are_rejected(client):
+    """JSON can encode them, but UTF-8 cannot."""
+    for path, content in (
         ("/v1/completions", '{"\\ud800": 1}'),
         ("/v1/completions", '{"prompt": "", "speculation": {"\\udfff": 1}}'),
         ("/v1/completions", '{"prompt": "a", "model": "\\ud800"}'),
@@ -144,20 +149,15 @@ def test_unknown_keys_are_quoted_and_shortened():
             "/v1/chat/completions",
             '{"messages": [{"role": "a"}], "chat_template_kwargs": {"\\ud800": 1}}',
         ),
-    ],
-)
-def test_unpaired_surrogates_are_rejected(client, path, content):
-    """JSON can encode them, but UTF-8 cannot."""
-    headers = {"Content-Type": "application/json"}
-    answer = client.post(path, content=content.encode(), headers=headers)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "body"
-    assert "surrogate" in answer.json()["error"]["message"]
+    ):
+        answer = client.post(path, content=content.encode(), headers=JSON)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "body"
+        assert "surrogate" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("model", "body"),
-    [
+def test_many_errors_in_a_body_are_reported_as_one():
+    for model, body in (
         (CompletionBody, {"prompt": 5, "n": "a"} | {f"k{i}": 0 for i in range(MANY)}),
         (CompletionBody, {"prompt": [1, *["a"] * MANY]}),
         (CompletionBody, {"prompt": [[1], *[["a"]] * MANY]}),
@@ -169,18 +169,18 @@ def test_unpaired_surrogates_are_rejected(client, path, content):
         (ChatBody, {"messages": [{"role": "user", "content": [1] * MANY}]}),
         (ChatBody, {"messages": CHAT, "modalities": [1] * MANY}),
         (DetokenizeBody, {"tokens": ["a"] * MANY}),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_many_errors_in_a_body_are_reported_as_one(model, body):
-    assert len(errors(model, body)) == 1
+    ):
+        assert len(errors(model, body)) == 1
 
 
-@pytest.mark.parametrize("body", [{f"k{i}": 0 for i in range(MANY)}, {"tokens": ["a"] * MANY}])
-def test_responses_to_such_bodies(client, body):
-    refused = client.post("/detokenize", json=body)
-    assert refused.status_code == 400
-    assert openapi.ErrorBody.model_validate(refused.json()).error.param in ("k0", "tokens[0]")
+def test_responses_to_such_bodies(client):
+    for body, param in (
+        ({f"k{i}": 0 for i in range(MANY)}, "k0"),
+        ({"tokens": ["a"] * MANY}, "tokens[0]"),
+    ):
+        refused = client.post("/detokenize", json=body)
+        assert refused.status_code == 400
+        assert openapi.ErrorBody.model_validate(refused.json()).error.param == param
 
 
 def test_bodies_have_all_sampling_parameters():
@@ -190,10 +190,10 @@ def test_bodies_have_all_sampling_parameters():
         assert words <= model.model_fields.keys()
 
 
-@pytest.mark.parametrize("top_k", [0, -1])
-def test_zero_and_minus_one_disable_top_k(top_k):
-    body = CompletionBody.model_validate({"prompt": "a", "top_k": top_k})
-    assert body.sampling(4, 0) == SamplingParams(max_tokens=4)
+def test_zero_and_minus_one_disable_top_k():
+    for top_k in (0, -1):
+        body = CompletionBody.model_validate({"prompt": "a", "top_k": top_k})
+        assert body.sampling(4, 0) == SamplingParams(max_tokens=4)
 
 
 def test_changes_contain_only_given_keys():
@@ -244,8 +244,6 @@ def test_numbers_too_large_for_a_float_are_rejected(client):
         '{"prompt": "a", "logit_bias": {"1": 1%s}}',
     ):
         content = (body % ("0" * 4000)).encode()
-        refused = client.post(
-            "/v1/completions", content=content, headers={"Content-Type": "application/json"}
-        )
+        refused = client.post("/v1/completions", content=content, headers=JSON)
         assert refused.status_code == 400
         assert json.loads(refused.content)["error"]["param"] in ("temperature", "logit_bias")

@@ -63,6 +63,19 @@ def streamed(server, body):
         return [json.loads(line[6:]) for line in lines]
 
 
+def metrics(server):
+    return server.service.metrics.text().decode()
+
+
+def send(connection, server, body):
+    """Connect to a server and send a request, without reading its answer."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection.connect((host, int(port)))
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
+    connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
+
+
 def test_a_killed_engine_is_restarted():
     with running(ZOO) as server, server.client() as client, ThreadPoolExecutor(4) as pool:
         # Options of one policy do not apply to the next one.
@@ -93,7 +106,7 @@ def test_a_killed_engine_is_restarted():
         assert num_inside(server) == 0
 
 
-def test_a_disconnect_cancels_a_stream():
+def test_a_disconnect_cancels_streams_and_answers():
     with running(TWO_AT_ONCE) as server:
         with ExitStack() as connections:
             for _ in range(2):
@@ -106,44 +119,28 @@ def test_a_disconnect_cancels_a_stream():
         assert post(server, SHORT).status_code == 200
         until(lambda: num_inside(server) == 0)
         assert 'vllm:request_success_total{finished_reason="abort"} 2.0' in metrics(server)
-
-
-def test_a_disconnect_cancels_an_answer():
-    with running(TWO_AT_ONCE) as server:
-        address = server.url.removeprefix("http://").split(":")
-        body = json.dumps(LONG).encode()
-        with socket.create_connection((address[0], int(address[1]))) as connection:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-            kind = "Content-Type: application/json\r\n\r\n"
-            connection.sendall((head + kind).encode() + body)
+        with socket.socket() as connection:
+            send(connection, server, LONG)
             until(lambda: num_inside(server) == 1)
         until(lambda: num_inside(server) == 0)
-        generated = server.service.metrics.text().decode()
-        assert 'finished_reason="abort"} 1.0' in generated
+        assert 'finished_reason="abort"} 3.0' in metrics(server)
 
 
 def test_a_client_that_does_not_read_delays_no_other():
     settings = ServerSettings(request_timeout=5.0, max_queue=0)
-    with running(replace(ZOO, max_batch_size=1), settings) as server:
-        address = server.url.removeprefix("http://").split(":")
-        body = json.dumps({**LONG, "stream": True, "return_tokens": True}).encode()
-        with socket.socket() as connection:
-            # With a window of a few bytes, the server's writes block soon.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-            connection.connect((address[0], int(address[1])))
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-            kind = "Content-Type: application/json\r\n\r\n"
-            connection.sendall((head + kind).encode() + body)
-            until(lambda: "vllm:time_to_first_token_seconds_count 1.0" in metrics(server))
-            # The engine finishes although the client reads nothing. The server gives up later.
-            until(lambda: num_inside(server) == 0)
-            until(lambda: server.service.num_inside == 0)
-            with server.client() as client:
-                assert client.post("/v1/completions", json=SHORT).status_code == 200
-
-
-def metrics(server):
-    return server.service.metrics.text().decode()
+    with (
+        running(replace(ZOO, max_batch_size=1), settings) as server,
+        socket.socket() as connection,
+    ):
+        # With a window of a few bytes, the server's writes block soon.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        send(connection, server, {**LONG, "stream": True, "return_tokens": True})
+        until(lambda: "vllm:time_to_first_token_seconds_count 1.0" in metrics(server))
+        # The engine finishes although the client reads nothing. The server gives up later.
+        until(lambda: num_inside(server) == 0)
+        until(lambda: server.service.num_inside == 0)
+        with server.client() as client:
+            assert client.post("/v1/completions", json=SHORT).status_code == 200
 
 
 def test_a_full_queue_gives_a_retry_time(monkeypatch):
@@ -251,8 +248,8 @@ def test_a_full_disk_loses_only_log_lines(tmp_path):
         handler._stream.close()
 
 
-def test_a_valid_api_key_is_required():
-    with running(ZOO, ServerSettings(api_keys=("one", "two"))) as server:
+def test_a_valid_api_key_and_a_body_that_is_not_too_large_are_required():
+    with running(ZOO, ServerSettings(api_keys=("one", "two"), max_body_bytes=1000)) as server:
         with server.client() as client:
             for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}):
                 refused = client.post("/v1/completions", json=SHORT, headers=headers)
@@ -261,21 +258,16 @@ def test_a_valid_api_key_is_required():
             assert client.get("/v1/models").status_code == 401
             assert client.get("/health").status_code == 200
         with server.client(headers={"Authorization": "Bearer two"}) as client:
+            declared = client.post("/v1/completions", json={"prompt": "a" * 2000})
+            undeclared = client.post(
+                "/v1/completions",
+                content=(b"a" * 100 for _ in range(20)),
+                headers={"Content-Type": "application/json"},
+            )
+            for refused in (declared, undeclared):
+                assert refused.status_code == 413
+                assert refused.json()["error"]["param"] == "body"
             assert client.post("/v1/completions", json=SHORT).status_code == 200
-
-
-def test_too_large_bodies_are_refused():
-    with running(ZOO, ServerSettings(max_body_bytes=1000)) as server, server.client() as client:
-        declared = client.post("/v1/completions", json={"prompt": "a" * 2000})
-        undeclared = client.post(
-            "/v1/completions",
-            content=(b"a" * 100 for _ in range(20)),
-            headers={"Content-Type": "application/json"},
-        )
-        for refused in (declared, undeclared):
-            assert refused.status_code == 413
-            assert refused.json()["error"]["param"] == "body"
-        assert client.post("/v1/completions", json=SHORT).status_code == 200
 
 
 def test_a_target_that_does_not_exist_is_refused():
@@ -290,9 +282,9 @@ def test_an_address_in_use_is_reported():
             open_socket("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
+def test_invalid_changes_of_speculation_are_refused(client):
+    before = client.get("/v1/speculation").json()
+    for changes, param in (
         ({"policy": "no-such"}, "policy"),
         ({"policy": "oracle"}, "policy"),
         ({"lenience": {"8": 0.5}}, "lenience"),
@@ -300,13 +292,10 @@ def test_an_address_in_use_is_reported():
         ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
         ({}, "speculation"),
         ({"draft": "zoo:companion"}, "draft"),
-    ],
-)
-def test_invalid_changes_of_speculation_are_refused(client, changes, param):
-    before = client.get("/v1/speculation").json()
-    refused = client.patch("/v1/speculation", json=changes)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"].split(".")[0] == param
+    ):
+        refused = client.patch("/v1/speculation", json=changes)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"].split(".")[0] == param
     assert client.get("/v1/speculation").json() == before
 
 

@@ -13,7 +13,6 @@ from asyncio import Queue
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 
@@ -96,82 +95,74 @@ GONE = (503, "starting")
 STALLED = (503, "stalled")
 
 
-class TestTheEngineIsReplaced:
-    """The process of the engine, or a thread that communicates with it, ends."""
+def signalled(number):
+    return lambda server: os.kill(server.service.client.pid, number)
 
-    @pytest.fixture
-    def lose(self, shared):
-        return partial(self._lose, *shared)
 
-    def _lose(self, server, expected, how, step_timeout=None):
-        with ThreadPoolExecutor(2) as pool:
-            pid, restarts = server.service.client.pid, supervisor(server).num_restarts
-            if step_timeout is not None:
-                supervisor(server)._liveness.timeout = step_timeout
-            waiting = pool.submit(post, server, LONG)
-            until(lambda: num_inside(server) == 1)
-            how(server)
-            until_health_is(server, GONE, (200, "ok"))
-            lost = waiting.result(PATIENCE_SECONDS)
-            assert lost.status_code == 503
-            assert lost.json()["error"]["param"] == "engine"
-            answers_again(server, expected)
-            assert server.service.client.pid != pid
-            assert supervisor(server).num_restarts == restarts + 1
+def fed(command):
+    return lambda server: feed(server, command)
 
-    def test_when_its_process_is_killed(self, lose):
-        lose(lambda server: os.kill(server.service.client.pid, signal.SIGKILL))
 
-    def test_when_it_is_terminated(self, lose):
-        lose(lambda server: os.kill(server.service.client.pid, signal.SIGTERM))
+def end_the_receiving_thread(server):
+    def fail(_):
+        raise MemoryError
 
-    def test_when_it_exits_by_itself(self, lose):
-        lose(lambda server: feed(server, Call(os._exit, 3)))
+    supervisor(server)._link._on_report = fail
 
-    def test_when_it_cannot_read_a_command(self, lose):
-        lose(lambda server: feed(server, b"no pickle"))
 
-    def test_when_a_command_raises(self, lose):
-        lose(lambda server: feed(server, Call(int, "no number")))
+def close_the_connection(server):
+    connection = supervisor(server)._link._connection
+    os.close(os.dup(connection.fileno()))
+    connection.close()
 
-    def test_when_the_sending_thread_ends(self, lose):
-        lose(lambda server: supervisor(server)._link._outbox.put(object()))
 
-    def test_when_the_receiving_thread_ends(self, lose):
-        def break_reports(server):
-            def fail(_):
-                raise MemoryError
+def fail_to_process_a_report(server):
+    client = server.service.client
+    follow = client.engine_reported
 
-            supervisor(server)._link._on_report = fail
+    def fail_once(turn):
+        client.engine_reported = follow
+        raise KeyError("a number that nobody knows")
 
-        lose(break_reports)
+    client.engine_reported = fail_once
 
-    def test_when_the_connection_is_closed(self, lose):
-        lose(
-            lambda server: (
-                os.close(os.dup(supervisor(server)._link._connection.fileno()))
-                or supervisor(server)._link._connection.close()
-            )
-        )
 
-    def test_when_a_report_cannot_be_processed(self, lose):
-        def break_reports(server):
-            client = server.service.client
-            follow = client.engine_reported
-
-            def fail_once(turn):
-                client.engine_reported = follow
-                raise KeyError("a number that nobody knows")
-
-            client.engine_reported = fail_once
-
-        lose(break_reports)
-
-    def test_when_it_hangs_in_a_step(self, lose):
-        lose(lambda server: feed(server, Call(time.sleep, 3600)), step_timeout=2.0)
-
-    def test_when_it_is_stopped(self, lose):
-        lose(lambda server: os.kill(server.service.client.pid, signal.SIGSTOP), step_timeout=2.0)
+@pytest.mark.parametrize(
+    ("how", "step_timeout"),
+    [
+        pytest.param(signalled(signal.SIGKILL), None, id="is killed"),
+        pytest.param(signalled(signal.SIGTERM), None, id="is terminated"),
+        pytest.param(fed(Call(os._exit, 3)), None, id="exits by itself"),
+        pytest.param(fed(b"no pickle"), None, id="cannot read a command"),
+        pytest.param(fed(Call(int, "no number")), None, id="executes a command that raises"),
+        pytest.param(
+            lambda server: supervisor(server)._link._outbox.put(object()),
+            None,
+            id="gets no commands, as the sending thread ends",
+        ),
+        pytest.param(end_the_receiving_thread, None, id="is not heard"),
+        pytest.param(close_the_connection, None, id="is disconnected"),
+        pytest.param(fail_to_process_a_report, None, id="sends a report that is not processed"),
+        pytest.param(fed(Call(time.sleep, 3600)), 2.0, id="hangs in a step"),
+        pytest.param(signalled(signal.SIGSTOP), 2.0, id="is stopped"),
+    ],
+)
+def test_the_engine_is_replaced_if_its_process(shared, how, step_timeout):
+    server, expected = shared
+    with ThreadPoolExecutor(2) as pool:
+        pid, restarts = server.service.client.pid, supervisor(server).num_restarts
+        if step_timeout is not None:
+            supervisor(server)._liveness.timeout = step_timeout
+        waiting = pool.submit(post, server, LONG)
+        until(lambda: num_inside(server) == 1)
+        how(server)
+        until_health_is(server, GONE, (200, "ok"))
+        lost = waiting.result(PATIENCE_SECONDS)
+        assert lost.status_code == 503
+        assert lost.json()["error"]["param"] == "engine"
+        answers_again(server, expected)
+        assert server.service.client.pid != pid
+        assert supervisor(server).num_restarts == restarts + 1
 
 
 def test_a_suspended_idle_engine_is_stalled_until_it_resumes(shared):
@@ -289,21 +280,18 @@ class TestGrammars:
         answers_again(server, expected)
         until(lambda: num_inside(server) == 0)
 
-    @pytest.mark.parametrize(
-        ("form", "message"),
-        [
+    def test_an_invalid_grammar_is_rejected(self, shared):
+        server, expected = shared
+        for form, message in (
             ({"json": {"enum": [str(number) for number in range(60_000)]}}, "characters"),
             ({"regex": "a" * 300_000}, "characters"),
             ({"regex": "(a|aa)*" * 2000}, "cannot be followed"),
             ({"grammar": "start: ("}, "structured_outputs.grammar"),
-        ],
-    )
-    def test_an_invalid_grammar_is_rejected(self, shared, form, message):
-        server, expected = shared
-        answer = post(server, with_grammar(**form))
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert message in f"{error['param']} {error['message']}"
+        ):
+            answer = post(server, with_grammar(**form))
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert message in f"{error['param']} {error['message']}"
         answers_again(server, expected)
 
 

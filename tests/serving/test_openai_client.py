@@ -96,30 +96,6 @@ def test_a_conversation_with_a_tool_call(tools):
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_tool_calls_in_a_stream(tools):
-    text = 'One moment.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-    stream = tools.chat.completions.create(
-        messages=ASKED,
-        tools=[ADD],
-        stream=True,
-        extra_body={"structured_outputs": {"choice": [text]}},
-        **SHORT | {"max_tokens": 200},
-    )
-    content, calls, reason = "", {}, None
-    for chunk in stream:
-        delta = chunk.choices[0].delta
-        content += delta.content or ""
-        for call in delta.tool_calls or []:
-            known = calls.setdefault(call.index, call)
-            if known is not call:
-                known.function.arguments += call.function.arguments
-        reason = chunk.choices[0].finish_reason or reason
-    assert content == "One moment."
-    assert reason == "tool_calls"
-    assert calls[0].function.name == "add"
-    assert json.loads(calls[0].function.arguments) == {"a": 2, "b": 3}
-
-
 class Sum(BaseModel):
     """Type of the parsed answer."""
 
@@ -180,6 +156,13 @@ def test_completions_with_echo_and_logprobs(tools):
     params = SamplingParams(max_tokens=0, prompt_logprobs=1)
     expected = llm.generate(prompt, params)[0].prompt_logprobs[1:]
     assert logprobs.token_logprobs[1:] == pytest.approx([e.logprob for e in expected], abs=1e-4)
+
+
+def test_completions_stream(tools):
+    about = {"model": MODEL, "prompt": "Question:", "max_tokens": 24, "temperature": 0}
+    whole = tools.completions.create(**about)
+    stream = tools.completions.create(**about, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
 
 
 def test_errors_are_mapped_to_exceptions_of_the_client(tools):

@@ -55,22 +55,19 @@ def test_a_request_sets_template_variables(templated):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kwargs", "param"),
-    [
+def test_reserved_variables_are_rejected(templated):
+    for kwargs, param in (
         ("mood", "chat_template_kwargs"),
         (["mood"], "chat_template_kwargs"),
         ({"tokenize": True}, "chat_template_kwargs.tokenize"),
         ({"messages": []}, "chat_template_kwargs.messages"),
         ({"chat_template": "{{ 1 }}"}, "chat_template_kwargs.chat_template"),
         ({"conversation": []}, "chat_template_kwargs.conversation"),
-    ],
-)
-def test_reserved_variables_are_rejected(templated, kwargs, param):
-    body = {"messages": CHAT, "chat_template_kwargs": kwargs}
-    refused = templated.post("/v1/chat/completions", json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == param
+    ):
+        body = {"messages": CHAT, "chat_template_kwargs": kwargs}
+        refused = templated.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
 
 
 def test_a_file_is_checked_when_it_is_read(tmp_path):

@@ -163,14 +163,10 @@ LLAMA = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "text", "calls"), HERMES)
-def test_calls_in_hermes_format(answer, text, calls):
-    assert parsed(HermesReader(NAMES), answer) == (text, calls)
-
-
-@pytest.mark.parametrize(("answer", "text", "calls"), LLAMA)
-def test_calls_in_llama3_json_format(answer, text, calls):
-    assert parsed(Llama3JsonReader(NAMES), answer) == (text, calls)
+@pytest.mark.parametrize(("new", "answers"), [(HermesReader, HERMES), (Llama3JsonReader, LLAMA)])
+def test_calls_in_each_format(new, answers):
+    for answer, text, calls in answers:
+        assert parsed(new(NAMES), answer) == (text, calls), answer
 
 
 @st.composite
@@ -203,14 +199,14 @@ def test_pieces_give_the_same_result_as_the_whole(new, case):
 
 
 @pytest.mark.parametrize("new", PARSERS.values())
-@pytest.mark.parametrize("depth", [*range(880, 1000, 3), 100_000])
-def test_too_deeply_nested_calls_cause_no_error(new, depth):
+def test_too_deeply_nested_calls_cause_no_error(new):
     """The nesting limits of decoding and encoding differ."""
-    reader = new(["add"])
-    deep = "[" * depth + "]" * depth
-    call = f'{{"name": "add", "arguments": {{"a": {deep}}}, "parameters": {{"a": {deep}}}}}'
-    reader.read(f"<tool_call>{call}</tool_call>" if new is HermesReader else call)
-    reader.finish()
+    for depth in (*range(880, 1000, 3), 100_000):
+        reader = new(["add"])
+        deep = "[" * depth + "]" * depth
+        call = f'{{"name": "add", "arguments": {{"a": {deep}}}, "parameters": {{"a": {deep}}}}}'
+        reader.read(f"<tool_call>{call}</tool_call>" if new is HermesReader else call)
+        reader.finish()
 
 
 @pytest.mark.parametrize("new", PARSERS.values())
@@ -399,9 +395,8 @@ def test_references_stay_within_the_schema_of_their_function():
     assert jsonschema_rs.is_valid(arguments_schema(NODE), {"value": 1})
 
 
-@pytest.mark.parametrize(
-    ("template", "parser"),
-    [
+def test_the_parser_is_detected_from_the_template():
+    for template, parser in (
         ("{{ '<tool_call>' }}{% for tool in tools %}", "hermes"),
         ('{{ \'{"name": …, "parameters": {}}\' }} Environment: ipython', "llama3_json"),
         ('<|python_tag|> "parameters"', "llama3_json"),
@@ -410,7 +405,5 @@ def test_references_stay_within_the_schema_of_their_function():
         (None, None),
         ({"default": "{{ messages }}", "tool_use": "<tool_call>"}, "hermes"),
         ({"default": "<tool_call>"}, "hermes"),
-    ],
-)
-def test_the_parser_is_detected_from_the_template(template, parser):
-    assert detect_parser(template) == parser
+    ):
+        assert detect_parser(template) == parser

@@ -235,9 +235,8 @@ def calling(arguments):
     return [*CHAT, {"role": "assistant", "tool_calls": [call]}]
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "expected"),
-    [
+def test_errors_of_tools_name_the_field(client):
+    for body, param, expected in (
         ({"tools": "add"}, "tools", "must be a list"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
@@ -273,14 +272,12 @@ def calling(arguments):
             "messages[0].tool_call_id",
             "must be a string, got 5",
         ),
-    ],
-)
-def test_errors_of_tools_name_the_field(client, body, param, expected):
-    refused = ask(client, PATH, **{"messages": CHAT, **body})
-    assert refused.status_code == 400
-    error = refused.json()["error"]
-    assert error["param"] == param
-    assert expected in error["message"]
+    ):
+        refused = ask(client, PATH, **{"messages": CHAT, **body})
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["param"] == param
+        assert expected in error["message"]
 
 
 def test_an_unsupported_schema_is_rejected(client):
@@ -292,10 +289,10 @@ def test_an_unsupported_schema_is_rejected(client):
     assert ask(client, PATH, messages=CHAT, tools=tools, max_tokens=1).status_code == 200
 
 
-@pytest.mark.parametrize("depth", [300, 930, 945, 100_000])
-def test_too_deeply_nested_arguments_of_earlier_calls_are_rejected(client, depth):
+def test_too_deeply_nested_arguments_of_earlier_calls_are_rejected(client):
     """They are JSON within a string, which the parser of bodies does not parse."""
-    arguments = '{"a":' + "[" * depth + "]" * depth + "}"
-    refused = ask(client, PATH, messages=calling(arguments))
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+    for depth in (300, 930, 945, 100_000):
+        arguments = '{"a":' + "[" * depth + "]" * depth + "}"
+        refused = ask(client, PATH, messages=calling(arguments))
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
