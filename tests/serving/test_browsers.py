@@ -6,6 +6,7 @@ import pytest
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.settings import ServerSettings
 
+from ..refusals import error_of
 from .conftest import ZOO
 from .running import running
 
@@ -31,34 +32,31 @@ def allowed(response):
     return response.headers.get("access-control-allow-origin")
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "status"),
-    [
+def test_an_allowed_origin_can_read_answers_and_errors(shared):
+    for body, headers, status in [
         ({"prompt": "a", "max_tokens": 1}, {"Authorization": "Bearer key"}, 200),
         ({"prompt": "a", "max_tokens": 1}, {}, 401),
         ({"prompt": "a" * 2000}, {"Authorization": "Bearer key"}, 413),
         ({"prompt": 5}, {"Authorization": "Bearer key"}, 400),
-    ],
-)
-def test_an_allowed_origin_can_read_answers_and_errors(shared, body, headers, status):
-    with shared.client(headers=headers) as client:
-        for origin, expected in ((PAGE, PAGE), ("https://other.example", None)):
-            answer = client.post("/v1/completions", json=body, headers={"Origin": origin})
-            assert answer.status_code == status
-            assert allowed(answer) == expected
+    ]:
+        with shared.client(headers=headers) as client:
+            for origin, expected in ((PAGE, PAGE), ("https://other.example", None)):
+                answer = client.post("/v1/completions", json=body, headers={"Origin": origin})
+                assert answer.status_code == status, body
+                assert allowed(answer) == expected, body
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
-def test_the_key_is_checked_before_the_body_is_read(shared, path):
-    kinds = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
-    with shared.client() as client:
-        for headers in (*kinds, {**kinds[0], "Authorization": "Basic key"}):
-            answer = client.post(path, content=b"{", headers=headers)
-            assert answer.status_code == 401
-            assert answer.json()["error"]["param"] == "api_key"
-        known = {"Authorization": "bearer key"}
-        assert client.post(path, content=b"{", headers=kinds[0] | known).status_code == 400
-        assert client.post(path, content=b"{", headers=kinds[1] | known).status_code == 415
+def test_the_key_is_checked_before_the_body_is_read(shared):
+    for path in ["/v1/completions", "/v1/chat/completions", "/tokenize"]:
+        kinds = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
+        with shared.client() as client:
+            for headers in (*kinds, {**kinds[0], "Authorization": "Basic key"}):
+                answer = client.post(path, content=b"{", headers=headers)
+                assert answer.status_code == 401, path
+                assert answer.json()["error"]["param"] == "api_key", path
+            known = {"Authorization": "bearer key"}
+            assert client.post(path, content=b"{", headers=kinds[0] | known).status_code == 400
+            assert client.post(path, content=b"{", headers=kinds[1] | known).status_code == 415
 
 
 def test_preflight_requests_are_answered(shared):
@@ -84,18 +82,22 @@ def test_cross_origin_requests_are_denied_by_default(client):
     assert allowed(answer) is None
 
 
-@pytest.mark.parametrize("origin", ["page.example", "https://page.example/path", "", "https://"])
-def test_invalid_origins_are_refused(origin):
-    with pytest.raises(InvalidParameterError, match="allowed_origins"):
-        ServerSettings(allowed_origins=(origin,))
+def test_invalid_origins_are_refused():
+    for origin in ["page.example", "https://page.example/path", "", "https://"]:
+        error_of(
+            ServerSettings,
+            allowed_origins=(origin,),
+            error=InvalidParameterError,
+            match="allowed_origins",
+        )
 
 
-@pytest.mark.parametrize("name", ["org/some model", "org%2Fsome%20model", "org/some%20model"])
-def test_a_model_is_found_by_its_quoted_name(shared, name):
-    with shared.client(headers={"Authorization": "Bearer key"}) as client:
-        found = client.get(f"/v1/models/{name}")
-        assert found.status_code == 200
-        assert found.json() == client.get("/v1/models").json()["data"][0]
+def test_a_model_is_found_by_its_quoted_name(shared):
+    for name in ["org/some model", "org%2Fsome%20model", "org/some%20model"]:
+        with shared.client(headers={"Authorization": "Bearer key"}) as client:
+            found = client.get(f"/v1/models/{name}")
+            assert found.status_code == 200, name
+            assert found.json() == client.get("/v1/models").json()["data"][0], name
 
 
 def test_openai_client_retrieves_a_model(server, shared):

@@ -37,6 +37,7 @@ def client(tmp_path_factory):
         yield client
 
 
+@pytest.mark.covering("path", "stop")
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize(
     ("stop", "text", "num_tokens"),
@@ -74,15 +75,15 @@ def test_strings_and_parts_reach_a_template_that_reads_parts(client):
     assert written(client, messages=mixed) == f"{BOS}:ab\n:\n:bcd\na"
 
 
-@pytest.mark.parametrize("messages", [CHAT, PARTS])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_a_rendering_without_the_text_of_the_user_is_refused(client, path, messages):
-    quiet = {"quiet": True}
-    refused = ask(client, path, messages=messages, chat_template_kwargs=quiet)
-    assert refused.status_code == 400
-    error = refused.json()["error"]
-    assert error["param"] == "messages"
-    assert "leaves out the text of the last user message" in error["message"]
+def test_a_rendering_without_the_text_of_the_user_is_refused(client):
+    for messages in [CHAT, PARTS]:
+        for path in ["/v1/chat/completions", "/tokenize"]:
+            quiet = {"quiet": True}
+            refused = ask(client, path, messages=messages, chat_template_kwargs=quiet)
+            assert refused.status_code == 400, messages
+            error = refused.json()["error"]
+            assert error["param"] == "messages"
+            assert "leaves out the text of the last user message" in error["message"], messages
 
 
 def test_images_are_refused_by_name(client):

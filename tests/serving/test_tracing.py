@@ -57,24 +57,6 @@ def test_a_span_of_a_failed_request_has_its_error(traced):
     assert span.attributes["error.type"] == "PromptError"
 
 
-def test_a_refused_request_has_a_span(traced):
-    server, exporter = traced
-    exporter.clear()
-    admission = server.service._admission
-    admission.num_inside += 10**6
-    # It is full after the prompt was tokenized, but not before.
-    check, results = admission.check, iter([lambda _: None, admission.check])
-    admission.check = lambda count: next(results)(count)
-    try:
-        with server.client() as client:
-            assert client.post("/v1/completions", json={"prompt": [5]}).status_code == 429
-    finally:
-        admission.check = check
-        admission.num_inside -= 10**6
-    (span,) = exporter.get_finished_spans()
-    assert span.attributes["error.type"] == "OverloadedError"
-
-
 def test_without_an_endpoint_there_are_no_spans():
     assert set_up_tracing(None)._provider is None
     assert isinstance(set_up_tracing("http://127.0.0.1:9/")._provider, TracerProvider)
@@ -90,9 +72,3 @@ def test_an_unresponsive_collector_does_not_delay_the_shutdown():
 
     Tracing(Provider(shutdown_on_exit=False)).close()
     answer.set()
-
-
-@pytest.mark.slow
-def test_process_exit_does_not_wait_for_spans():
-    tracing = set_up_tracing("http://127.0.0.1:9/")
-    assert tracing._provider._atexit_handler is None

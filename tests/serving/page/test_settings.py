@@ -42,11 +42,7 @@ def test_changed_settings_are_sent(visit, fake):
     expect(visit.at("#own-lossy")).to_be_visible()
     visit.ask("x")
     body = fake.bodies[0]
-    assert body["speculation"] == {
-        "policy": "fixed",
-        "num_speculative_tokens": 3,
-        "lenience": 0.8,
-    }
+    assert body["speculation"] == {"policy": "fixed", "num_speculative_tokens": 3, "lenience": 0.8}
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0, 5, -17)
 
 
