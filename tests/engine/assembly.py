@@ -28,10 +28,7 @@ def assemble(target, draft, companion, max_batch_size, overlaps=False, **specula
     if policy.uses_companion():
         names["companion"], simple = companion, "staged"
     llm = LLM(
-        target,
-        unguarded(**names, policy=simple),
-        dtype="float32",
-        max_batch_size=max_batch_size,
+        target, unguarded(**names, policy=simple), dtype="float32", max_batch_size=max_batch_size
     )
     parts = (
         Models(llm.target, llm.draft, llm.companion),

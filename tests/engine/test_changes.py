@@ -6,6 +6,7 @@ from draftwise import LLM, RequestSpeculation, SamplingParams
 from draftwise.errors import InvalidParameterError
 from draftwise.policies import POLICIES
 
+from ..refusals import error_of
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe
@@ -154,9 +155,8 @@ class TestChangingWhileItRuns:
         engine.step()
         assert not request.stats.lossless
 
-    @pytest.mark.parametrize(
-        ("changes", "field"),
-        [
+    def test_invalid_changes_are_refused(self, engine):
+        for changes, field in [
             ({"policy": "nothing like it"}, "policy"),
             ({"policy": "oracle"}, "policy"),
             ({"policy": "disco"}, "profile"),
@@ -164,14 +164,11 @@ class TestChangingWhileItRuns:
             ({"num_speculative_tokens": 1000}, "num_speculative_tokens"),
             ({"lenience": 0}, "lenience"),
             ({"draft": "another"}, "speculation.draft"),
-        ],
-    )
-    def test_invalid_changes_are_refused(self, engine, changes, field):
-        before = engine.policies.default
-        with pytest.raises(InvalidParameterError) as caught:
-            engine.change_speculation(**changes)
-        assert caught.value.field == field
-        assert engine.policies.default is before
+        ]:
+            before = engine.policies.default
+            caught = error_of(engine.change_speculation, **changes, error=InvalidParameterError)
+            assert caught.field == field
+            assert engine.policies.default is before
 
     def test_change_by_the_llm(self, models):
         config = unguarded(models.folder(RECIPE.draft()), policy="fixed")
@@ -184,21 +181,17 @@ class TestChangingWhileItRuns:
         assert llm.speculation.policy == "none"
 
 
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
+def test_invalid_request_speculation_names_the_field():
+    for values, field in [
         ({"enabled": 1}, "enabled"),
         ({"policy": ""}, "policy"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
         ({"lenience": 0.0}, "lenience"),
         ({"lenience": 1.5}, "lenience"),
         ({"gamma": 3}, "speculation.gamma"),
-    ],
-)
-def test_invalid_request_speculation_names_the_field(values, field):
-    with pytest.raises(InvalidParameterError) as caught:
-        RequestSpeculation.from_dict(values)
-    assert caught.value.field == field
+    ]:
+        caught = error_of(RequestSpeculation.from_dict, values, error=InvalidParameterError)
+        assert caught.field == field
 
 
 def test_models_missing_at_the_start_stay_missing(models):

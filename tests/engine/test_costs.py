@@ -121,23 +121,6 @@ def test_steps_that_capture_a_graph_are_disturbed(models, monkeypatch):
     assert found == captures
 
 
-def test_recordings_count_what_is_not_replayed():
-    class Pool:
-        def record(self, work):
-            work()
-            return SimpleNamespace(replay=lambda: done.append("replayed"))
-
-    done, before = [], Recording.num_prepared
-    recording, in_place = Recording(), Recording()
-    counts = []
-    for _ in range(4):
-        recording.run(lambda: done.append("worked"), Pool())
-        in_place.run(lambda: None, None)
-        counts.append(Recording.num_prepared - before)
-    assert counts == [2, 4, 4, 4]
-    assert done == ["worked", "worked", "replayed", "replayed", "replayed"]
-
-
 def test_simulated_times_replace_the_measured_ones(models):
     """They are computed from the step's work, and the costs of passes are learnt from them."""
     engine = assemble_recipe(models, Recipe(vocab=16), 4, policy="fixed")

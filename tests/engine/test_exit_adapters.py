@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from draftwise import LLM, SamplingParams
-from draftwise.errors import DraftwiseError, InvalidParameterError, UnsupportedModelError
+from draftwise.errors import DraftwiseError, UnsupportedModelError
 from draftwise.kernels.native import library
 from draftwise.kernels.native.library import kernel_in_use
 from draftwise.policies.step_times import SCORED
@@ -27,21 +27,13 @@ def params(**changes):
     return [SamplingParams(**{"max_tokens": 24, "seed": at, **changes}) for at in range(4)]
 
 
-@pytest.fixture(params=["kernels", "operations"])
-def kernels(request, monkeypatch):
-    if request.param == "operations":
-        monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
     ("target", "adapter"),
     [
-        (TARGET, ADAPTER),
         (TARGET, AdapterRecipe(exit=1, rank=40)),
         (Recipe("gpt2", vocab=12, seed=2, config={"num_hidden_layers": 4}), ADAPTER),
-        (Recipe("granite", vocab=12, seed=2, config={"num_hidden_layers": 4}), ADAPTER),
     ],
     ids=str,
 )
@@ -152,12 +144,6 @@ def test_adapters_with_other_epsilons_have_other_fingerprints(models, tmp_path, 
         name = AdapterRecipe(epsilon=epsilon).save(tmp_path / str(at))
         found.add(llm.load_models(unguarded(name, policy="fixed")).draft.fingerprint)
     assert len(found) == 2
-
-
-def test_a_folder_is_not_quantised(models, tmp_path):
-    name = ADAPTER.save(tmp_path / "exit") + ":int8"
-    with pytest.raises(InvalidParameterError, match="is an exit, which is not quantised"):
-        LLM(models.folder(TARGET), unguarded(name, policy="fixed"), dtype="float32")
 
 
 def test_an_exit_is_no_target(tmp_path):

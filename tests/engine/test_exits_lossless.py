@@ -7,11 +7,14 @@ import pytest
 from draftwise.kernels.native import library
 from draftwise.policies import POLICIES
 
+from ..levels import exhaustive_unless
 from ..tiny_models import Recipe
 from .exits import AdapterRecipe, engine_with_exit
 from .test_lossless import (
     LIVELY_OPTIONS,
     NOT_UNLIKELY,
+    NUM_REQUESTS_OF_EACH_POLICY,
+    OF_EACH_KIND,
     Case,
     assert_texts_follow_the_target,
 )
@@ -30,7 +33,7 @@ class ExitCase(Case):
         draft: name of the draft; "model" for a model, "adapter" for an exit with an adapter.
     """
 
-    num_requests: int = 10_000
+    num_requests: int = NUM_REQUESTS_OF_EACH_POLICY
     judge: str = "deeper exit"
     draft: str = "target:exit=1"
 
@@ -63,7 +66,7 @@ class ExitCase(Case):
 
 DRAFTING = [n for n, policy in POLICIES.items() if policy.lossless and policy.needs_draft]
 CASES = [
-    ExitCase("fixed", "block", 3, num_requests=40_000),
+    ExitCase("fixed", "block", 3, num_requests=16_000),
     ExitCase("fixed", "token", 4, vocab=4, num_tokens=6),
 ]
 CASES += [
@@ -80,7 +83,9 @@ CASES += [
 
 
 @pytest.mark.covering("case.policy", "case.verification", "case.judge", "case.draft")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", exhaustive_unless(lambda case: case.policy in OF_EACH_KIND, CASES), ids=str
+)
 def test_texts_follow_the_target(models, case):
     assert_texts_follow_the_target(models, case)
 
@@ -91,7 +96,7 @@ def test_texts_without_kernels_follow_the_target(models, policy, monkeypatch):
     assert_texts_follow_the_target(models, ExitCase(policy, "block", 3))
 
 
-@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 16_000)])
+@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 4000)])
 def test_smaller_batches_follow_the_target(models, max_batch_size, num_requests):
     case = ExitCase("fixed", "token", 2, vocab=4, num_tokens=3)
     tokens, _ = case.sampled(models, num_requests, max_batch_size)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams
-from draftwise.outputs import FinishReason, TokenSource
+from draftwise.outputs import FinishReason
 from draftwise.policies import POLICIES
 
 from ..stand_ins import SOURCES_WITH_A_MODEL, unguarded
@@ -72,17 +72,6 @@ def token_ids(outputs):
 
 def sources(outputs):
     return {source for output in outputs for source in output.token_sources}
-
-
-@pytest.mark.covering("family", "max_chunk_tokens")
-@pytest.mark.slow
-@pytest.mark.parametrize("max_chunk_tokens", [512, 9])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_target_only(models, generated, family, max_chunk_tokens):
-    llm = engine(models, Recipe(family, VOCAB), max_chunk_tokens=max_chunk_tokens)
-    outputs = llm.generate(PROMPTS, GREEDY)
-    assert token_ids(outputs) == generated(family)
-    assert sources(outputs) == {TokenSource.TARGET}
 
 
 @pytest.mark.covering("family", "max_batch_size")
@@ -164,17 +153,6 @@ def test_with_a_repetition_penalty(models, generated, draft):
     assert token_ids(llm.generate(PROMPTS, PENALISED)) == generated("llama", 1.4)
 
 
-def test_greedy_and_sampled_requests_in_one_batch(models, generated):
-    recipe = Recipe("llama", VOCAB)
-    llm = engine(models, recipe, recipe.draft())
-    hot = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.3, top_p=0.9, seed=1)
-    outputs = token_ids(llm.generate(PROMPTS, [GREEDY, hot, PENALISED, hot] * 4))
-    assert outputs[0::4] == generated("llama")[0::4]
-    assert outputs[2::4] == generated("llama", 1.4)[2::4]
-    for sampled, greedy in zip(outputs[1::2], generated("llama")[1::2], strict=True):
-        assert sampled != greedy
-
-
 VARIANTS = {
     "tied head": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
@@ -197,9 +175,6 @@ def test_variants_of_llama(models, config):
     for prompt, output in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
         ids = torch.tensor([prompt])
         expected = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False
         )
         assert prompt + output.token_ids == expected[0].tolist()

@@ -72,6 +72,7 @@ def work():
     return prompts, params
 
 
+@pytest.mark.covering("draft", "policy", "verification")
 @pytest.mark.parametrize("verification", ["block", "token"])
 @pytest.mark.parametrize("policy", ["fixed", "sv", "adaptive"])
 @pytest.mark.parametrize("draft", DRAFTS)

@@ -4,18 +4,10 @@ import pytest
 import torch
 
 from draftwise import SamplingParams
-from draftwise.kernels.native import library
 
 from ..tiny_heads import LAYOUTS
 from .assembly import generate, token_ids
-from .heads import (
-    HEAD,
-    TARGET,
-    engine_with_head,
-    head_folder,
-    published_logits,
-    recorded_drafts,
-)
+from .heads import HEAD, TARGET, engine_with_head, head_folder, published_logits, recorded_drafts
 
 GAMMA = 5
 PROMPTS = [[1], [3, 0, 2, 2, 1, 7, 11], [5, 4], [(i * 7) % 12 for i in range(21)]]
@@ -55,13 +47,6 @@ def assert_published(models, drafts, head, target=TARGET, layers=None):
         assert drafted.q[:, ids].sum() == pytest.approx(len(drafted.tokens), abs=1e-4)
         partial += len(drafted.tokens) == GAMMA
     assert partial
-
-
-@pytest.fixture(params=["kernels", "operations"])
-def kernels(request, monkeypatch):
-    """Passes by native kernels, where there are any, and by PyTorch's operations."""
-    if request.param == "operations":
-        monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
 
 
 @pytest.mark.usefixtures("kernels")

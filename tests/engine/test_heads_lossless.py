@@ -9,12 +9,15 @@ from draftwise.kernels.native import library
 from draftwise.kernels.native.library import kernel_in_use
 from draftwise.policies import POLICIES
 
+from ..levels import exhaustive_unless
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from .heads import engine_with_head
 from .test_lossless import (
     LIVELY_OPTIONS,
     NOT_UNLIKELY,
+    NUM_REQUESTS_OF_EACH_POLICY,
+    OF_EACH_KIND,
     Case,
     assert_kernels_draft_like_pytorch,
     assert_texts_follow_the_target,
@@ -31,7 +34,7 @@ EAGLE = EagleRecipe(bias=True)
 class HeadCase(Case):
     """A :class:`Case` whose draft is a head."""
 
-    num_requests: int = 10_000
+    num_requests: int = NUM_REQUESTS_OF_EACH_POLICY
     head: HeadRecipe | EagleRecipe = HEAD
 
     def engine(self, models, max_batch_size=512):
@@ -50,7 +53,7 @@ class HeadCase(Case):
 
 DRAFTING = [n for n, policy in POLICIES.items() if policy.lossless and policy.needs_draft]
 CASES = [
-    HeadCase("fixed", "block", 3, num_requests=40_000),
+    HeadCase("fixed", "block", 3, num_requests=16_000),
     HeadCase("fixed", "block", 1),
     HeadCase("fixed", "token", 4, vocab=4, num_tokens=6, head=HEAD.changed(vocab=4, draft_vocab=3)),
     HeadCase("fixed", "block", 3, head=HEAD.changed(draft_vocab=8)),
@@ -63,7 +66,9 @@ CASES += [
 
 
 @pytest.mark.covering("case.policy", "case.verification")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", exhaustive_unless(lambda case: case.policy in OF_EACH_KIND, CASES), ids=str
+)
 def test_texts_follow_the_target(models, case):
     assert_texts_follow_the_target(models, case)
 
@@ -71,7 +76,7 @@ def test_texts_follow_the_target(models, case):
 @pytest.mark.parametrize(
     "case",
     [
-        HeadCase("fixed", "block", 3, num_requests=40_000, head=EAGLE),
+        HeadCase("fixed", "block", 3, num_requests=16_000, head=EAGLE),
         HeadCase("svip", "token", 2, head=EAGLE.changed(layout="speculators", layernorms=True)),
         HeadCase("adaptive", "block", 3, head=EAGLE),
     ],
@@ -100,7 +105,7 @@ def test_texts_with_overlap_follow_the_target(models, policy):
     assert_texts_follow_the_target(models, HeadCase(policy, "block", 3, overlaps=True))
 
 
-@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 16_000)])
+@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 4000)])
 def test_smaller_batches_follow_the_target(models, max_batch_size, num_requests):
     case = HeadCase(
         "fixed", "token", 2, vocab=4, num_tokens=3, head=HEAD.changed(vocab=4, draft_vocab=3)

@@ -6,18 +6,21 @@ from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import cached_head
 from draftwise.engine.cached_head import CachedHead
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
-from draftwise.kernels.native import library
 from draftwise.models.heads.model import HeadModel
 from draftwise.outputs import TokenSource
 from draftwise.policies.base import PolicyContext
 
+from ..refusals import error_of
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe
+from . import eagle_heads, test_heads
 from .assembly import assert_same_with_cancellations, generate, token_ids, varied_work
 from .heads import HEAD, TARGET, engine_with_head, head_folder, recorded_drafts
 from .recording import Recorder
-from .test_heads import assert_published
 
+EAGLE = eagle_heads.HEAD
+WINDOWED = HEAD.changed(layer={"layer_types": ["sliding_attention"], "sliding_window": 24})
+both_kinds = pytest.mark.parametrize("head", [HEAD, EAGLE], ids=["eagle-3", "eagle-1"])
 LONG = TARGET.draft(0.0, context=256)
 PREFIX = [(5 * i * i + i) % 12 for i in range(100)]
 
@@ -26,10 +29,14 @@ def params(count, **changes):
     return [SamplingParams(**{"max_tokens": 20, "seed": at, **changes}) for at in range(count)]
 
 
-@pytest.mark.parametrize("head", [HEAD, HEAD.changed(layer={"sliding_window": 24})], ids=str)
+def assert_published(models, drafts, head, target=TARGET):
+    """Compare drafts with the published pass of their kind of head."""
+    kind = eagle_heads if head == EAGLE else test_heads
+    kind.assert_published(models, drafts, head, target)
+
+
+@pytest.mark.parametrize("head", [HEAD, WINDOWED, EAGLE], ids=["eagle-3", "windowed", "eagle-1"])
 def test_prefixes_are_restored_with_what_the_head_read(models, head):
-    if head.layer:
-        head = head.changed(layer={**head.layer, "layer_types": ["sliding_attention"]})
     engine = engine_with_head(models, LONG, head, num_speculative_tokens=5, max_chunk_tokens=32)
     drafts = recorded_drafts(engine)
     prompts = [PREFIX[: 30 + 10 * at] for at in range(6)]
@@ -55,7 +62,8 @@ def test_a_prefix_ends_before_an_entry_that_depends_on_another_token(models):
     assert_published(models, drafts, HEAD, LONG)
 
 
-def test_a_head_that_skips_steps_catches_up(models, monkeypatch):
+@both_kinds
+def test_a_head_that_skips_steps_catches_up(models, head, monkeypatch):
     """A policy that drafts nothing in most steps: waiting states are bounded and read in time."""
     monkeypatch.setattr(cached_head, "_MAX_PENDING", 4)
     waiting = []
@@ -70,6 +78,7 @@ def test_a_head_that_skips_steps_catches_up(models, monkeypatch):
     monkeypatch.setattr(CachedHead, "commit", checked)
     engine = engine_with_head(
         models,
+        head=head,
         policy_object=Recorder(PolicyContext(5)),
         num_speculative_tokens=5,
         max_batch_size=4,
@@ -80,7 +89,7 @@ def test_a_head_that_skips_steps_catches_up(models, monkeypatch):
     generate(engine, prompts, params(8, max_tokens=30))
     assert max(waiting) > 1
     assert max(waiting) <= 4 + 6
-    assert_published(models, drafts, HEAD)
+    assert_published(models, drafts, head)
 
 
 def interrupted(engine, requests, error, reads, monkeypatch):
@@ -105,9 +114,11 @@ def interrupted(engine, requests, error, reads, monkeypatch):
     return [request.output() for request in requests]
 
 
+@both_kinds
 @pytest.mark.usefixtures("operations")
-def test_interrupted_steps_are_repeated(models, monkeypatch):
-    settings = {"num_speculative_tokens": 4, "max_chunk_tokens": 8, "caches_prefixes": False}
+def test_interrupted_steps_are_repeated(models, head, monkeypatch):
+    settings = {"num_speculative_tokens": 5, "max_chunk_tokens": 8, "caches_prefixes": False}
+    settings["head"] = head
     prompts = [[at, 3, 5, 7, 1, 2, 4, 6, 8, 1, 3] for at in range(5)]
     expected = token_ids(generate(engine_with_head(models, **settings), prompts, params(5)))
     engine = engine_with_head(models, **settings)
@@ -118,12 +129,7 @@ def test_interrupted_steps_are_repeated(models, monkeypatch):
     reads = {1, 2, 5, 9, 10, 14, 20}
     outputs = interrupted(engine, requests, KeyboardInterrupt(), reads, monkeypatch)
     assert token_ids(outputs) == expected
-    assert drafts
-
-
-@pytest.fixture
-def operations(monkeypatch):
-    monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+    assert_published(models, drafts, head)
 
 
 @pytest.mark.parametrize("interrupted_commit", [1, 3])
@@ -167,9 +173,10 @@ def test_a_failed_step_leaves_the_engine_usable(models, monkeypatch):
     assert_published(models, drafts, HEAD)
 
 
+@both_kinds
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_requests_that_join_and_leave(models, overlaps):
-    target, head = TARGET.draft(0.0, vocab=16), HEAD.changed(vocab=16)
+def test_requests_that_join_and_leave(models, overlaps, head):
+    target, head = TARGET.draft(0.0, vocab=16), head.changed(vocab=16)
     prompts, work = varied_work(30)
     plain = engine_with_head(models, target, head, policy="none", max_batch_size=8)
     greedy = [SamplingParams(max_tokens=each.max_tokens, temperature=0.0) for each in work]
@@ -180,19 +187,20 @@ def test_requests_that_join_and_leave(models, overlaps):
     assert_same_with_cancellations(engine, token_ids(generate(engine, prompts, work)))
 
 
-def test_with_known_continuations(models):
+@both_kinds
+def test_with_known_continuations(models, head):
     """The hybrid of copied text and a head."""
     prompts = [[*([1, 2, 3, 4, 5] * 4), at] for at in range(6)]
     greedy = params(6, temperature=0.0, max_tokens=40)
-    expected = token_ids(generate(engine_with_head(models), prompts, greedy))
-    engine = engine_with_head(models, drafts=("suffix",))
+    expected = token_ids(generate(engine_with_head(models, head=head), prompts, greedy))
+    engine = engine_with_head(models, head=head, drafts=("suffix",))
     outputs = generate(engine, prompts, greedy)
     assert token_ids(outputs) == expected
     sources = {source for output in outputs for source in output.token_sources}
     assert {TokenSource.COPY, TokenSource.DRAFT} <= sources
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "olmo2", "gpt_oss", "gpt2"])
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "gpt2"])
 def test_greedy_texts_with_other_targets(models, family):
     """Targets of Draftwise's own passes and of Hugging Face's modules."""
     target = Recipe(family, vocab=12, seed=2, config={"num_hidden_layers": 3})
@@ -221,21 +229,19 @@ def test_a_grammar_restricts_drafts(models):
     assert all(len(output.text) == 8 for output in outputs)
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
+def test_heads_of_other_targets_are_refused(models):
+    for target, message in [
         (TARGET.draft(0.0, vocab=16), "a vocabulary of 12, and the target has 16"),
         (TARGET.draft(0.0, config={"num_hidden_layers": 1}), "the target has 1 layers"),
         (
             TARGET.draft(0.0, config={"num_hidden_layers": 2, "hidden_size": 32}),
             "a hidden size of 16, and the target has 32",
         ),
-    ],
-)
-def test_heads_of_other_targets_are_refused(models, target, message):
-    with pytest.raises(UnsupportedModelError, match=message) as caught:
-        engine_with_head(models, target)
-    assert caught.value.field == "draft"
+    ]:
+        caught = error_of(
+            engine_with_head, models, target, error=UnsupportedModelError, match=message
+        )
+        assert caught.field == "draft", target
 
 
 def test_a_head_of_another_width_needs_an_embedding(models):
@@ -243,22 +249,27 @@ def test_a_head_of_another_width_needs_an_embedding(models):
         engine_with_head(models, head=HEAD.changed(hidden=24))
 
 
-@pytest.mark.parametrize(
-    ("settings", "options", "message"),
-    [
+def test_what_heads_cannot_do_is_refused(models):
+    for settings, options, message in [
         ({"draft": "HEAD:int8"}, {}, "is a head, which is not quantised"),
         ({"draft": "HEAD"}, {"draft_replicas": 2}, "needs a draft model"),
         ({"draft": "HEAD", "companion": "HEAD", "policy": "sv"}, {}, "is a head"),
         ({"draft": "HEAD", "companion": "draft:int8", "policy": "sv"}, {}, "is a head"),
-    ],
-)
-def test_what_heads_cannot_do_is_refused(models, settings, options, message):
-    folder = head_folder(models, HEAD)
-    settings = {name: value.replace("HEAD", folder) for name, value in settings.items()}
-    with pytest.raises((InvalidParameterError, UnsupportedModelError), match=message):
-        LLM(models.folder(TARGET), unguarded(**settings), dtype="float32", **options)
+    ]:
+        folder = head_folder(models, HEAD)
+        settings = {name: value.replace("HEAD", folder) for name, value in settings.items()}
+        error_of(
+            LLM,
+            models.folder(TARGET),
+            unguarded(**settings),
+            dtype="float32",
+            **options,
+            error=(InvalidParameterError, UnsupportedModelError),
+            match=message,
+        )
 
 
-def test_a_head_is_no_target(models):
+@both_kinds
+def test_a_head_is_no_target(models, head):
     with pytest.raises(UnsupportedModelError, match="is a head"):
-        LLM(head_folder(models, HEAD), dtype="float32")
+        LLM(head_folder(models, head), dtype="float32")

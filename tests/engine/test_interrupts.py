@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ..levels import exhaustive_unless
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
@@ -82,7 +83,7 @@ print(counts)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signals")
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", exhaustive_unless(bool, [False, True]))
 def test_signals_in_one_thread_do_not_affect_other_threads(models, overlap):
     folders = models.folder(RECIPE), models.folder(RECIPE.draft())
     done = subprocess.run(

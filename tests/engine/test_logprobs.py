@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, StructuredOutputs
-from draftwise.engine import acceptance, logprobs
+from draftwise.engine import acceptance
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.outputs import FinishReason, TokenSource
 
@@ -90,13 +90,12 @@ def test_logprobs_equal_those_of_one_forward_pass(models, monkeypatch, policy, o
         assert sources == SOURCES_WITH_A_MODEL
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_batches_of_one_kind_of_request(models, temperature):
+def test_batches_of_one_kind_of_request(models):
     """All greedy or all sampled, without anything that changes logits."""
-    params = [SamplingParams(12, temperature, logprobs=2, seed=i) for i in range(9)]
     engine = assemble_recipe(models, RECIPE, 4, policy="fixed", num_speculative_tokens=3)
-    outputs = generate(engine, [[i, 3] for i in range(9)], params)
-    assert_all_right(models, outputs, params)
+    for temperature in (0.0, 1.0):
+        params = [SamplingParams(12, temperature, logprobs=2, seed=i) for i in range(9)]
+        assert_all_right(models, generate(engine, [[i, 3] for i in range(9)], params), params)
 
 
 @pytest.mark.slow
@@ -171,15 +170,3 @@ def test_a_failed_request_has_logprobs_of_its_tokens(models):
     for output in outputs:
         assert len(output.logprobs) == len(output.token_ids)
     assert len(outputs[2].token_ids) > 0
-
-
-def test_no_logprobs_are_computed_unless_requested(models, monkeypatch):
-    def fail(*_):
-        raise AssertionError("numbers were moved")
-
-    llm = build(models, max_batch_size=4)
-    monkeypatch.setattr(logprobs, "upload", fail)
-    monkeypatch.setattr(logprobs, "fetch", fail)
-    llm.generate([[1, 2], [3]], SamplingParams(6))
-    with pytest.raises(AssertionError, match="were moved"):
-        llm.generate([[1, 2], [3]], SamplingParams(6, logprobs=0))

@@ -1,7 +1,7 @@
 """With every proposer and policy, the engine's texts have exactly the target's distribution.
 
 The joint distribution of the first tokens is computed without the engine. It is compared with the
-outputs of tens of thousands of requests that join and leave one engine.
+outputs of thousands of requests that join and leave one engine.
 """
 
 import itertools
@@ -32,10 +32,12 @@ from .exact import exact_distribution
 
 pytestmark = pytest.mark.slow
 
-NUM_REQUESTS = 26_000
-# For each verification method, for policies other than the fixed length. Enough to detect wrong
-# rules, as tests below show.
-NUM_REQUESTS_OF_EACH_POLICY = 10_000
+# A quarter has each setting. A relative deviation of 19% (root mean square over the likely texts)
+# gives a p-value below NOT_UNLIKELY with a probability of 0.9.
+NUM_REQUESTS = 16_000
+# For each verification method, for policies other than the fixed length: a deviation of 26% is
+# found. Enough to detect wrong rules, as tests below show.
+NUM_REQUESTS_OF_EACH_POLICY = 6_000
 NOT_UNLIKELY = 1e-4
 IMPOSSIBLE = 1e-6
 
@@ -126,12 +128,15 @@ class Case:
             yield chi_square_p_value(sequence_counts(said, self.vocab), expected)
 
 
+# Of each kind of decision one policy: a fixed length, a stop while drafting, a price of drafts, a
+# choice among drafted tokens, one with a companion, one in stages, and one that grows trees.
+OF_EACH_KIND = ("fixed", "svip", "adaptive", "tetris", "sv", "staged", "eagle2")
 LOSSLESS = [name for name, policy in POLICIES.items() if policy.lossless]
-# Every lossless policy; the fixed length with every draft length, and once with 50,000 requests of
+# Every lossless policy; the fixed length with every draft length, and once with 13,000 requests of
 # every setting.
 CASES = [
     Case("fixed", "token", 2),
-    Case("fixed", "block", 3, num_requests=208_000),
+    Case("fixed", "block", 3, num_requests=52_000),
     Case("fixed", "block", 1),
     Case("fixed", "token", 3, vocab=32, num_tokens=2),
     Case("fixed", "block", 4, vocab=4, num_tokens=6),
@@ -314,7 +319,7 @@ def test_policies_without_load_give_the_same_texts_in_smaller_batches(
 
 # The drafts of these policies depend on the other requests of the batch, so distributions are
 # compared. The cells are large enough for fewer requests.
-SMALL_BATCHES = pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 8000)])
+SMALL_BATCHES = pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 4000)])
 
 
 def small_case(policy):
@@ -333,13 +338,10 @@ def test_policies_with_load_follow_the_target_in_smaller_batches(
         assert p_value > NOT_UNLIKELY
 
 
-@SMALL_BATCHES
-def test_a_wrong_acceptance_rule_is_detected_in_smaller_batches(
-    models, monkeypatch, max_batch_size, num_requests
-):
+def test_a_wrong_acceptance_rule_is_detected_in_smaller_batches(models, monkeypatch):
     apply_instead(monkeypatch, resample_from_p)
     case = small_case("tetris")
-    tokens, _ = case.sampled(models, num_requests, max_batch_size)
+    tokens, _ = case.sampled(models, 800, max_batch_size=1)
     assert min(case.p_values(models, tokens)) < IMPOSSIBLE
 
 

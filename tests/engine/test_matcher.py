@@ -14,6 +14,7 @@ from draftwise import StructuredOutputs
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.errors import InvalidParameterError, NumericalError
 
+from ..refusals import error_of
 from ..tiny_models import EOS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -152,44 +153,28 @@ def test_a_draft_into_a_dead_end_is_rolled_back(compiler):
     assert matcher.is_complete
 
 
-def test_a_draft_that_breaks_the_parser_is_rolled_back(compiler):
-    """After an error the parser stops responding, so it is created again."""
-    matcher = begin(compiler, regex="[ab]zebra|[ab]c")
-    assert matcher.take(TOKENS["a"])
-    matcher._grammar.consume_token(TOKENS["h"])
-    assert matcher._grammar.is_error()
-    matcher._drafted, matcher._positions = [TOKENS["h"]], [*matcher._positions, matcher._here()]
-    assert tokens_of(matcher.allowed([TOKENS["c"]])) == {END}
-    assert not matcher._grammar.is_error()
-    assert matcher.take(TOKENS["c"])
-    assert matcher.is_complete
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_choices_are_literal():
+    """Use a tokenizer that has every byte."""
+    for words in [
         ('a"b', "a\\b", "a\nb", "a b"),
         ("é", "ñ€", "😀."),
         ("a|b", "(a)", "[a]", "a*", "a", "abc"),
-    ],
-)
-def test_choices_are_literal(words):
-    """Use a tokenizer that has every byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE({each: index for index, each in enumerate(letters)}, []))
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    plain.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>")
-    end = tokenizer.eos_token_id
-    compiler = GrammarCompiler(tokenizer, frozenset([end]))
-    for word in words:
+    ]:
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        plain = Tokenizer(models.BPE({each: index for index, each in enumerate(letters)}, []))
+        plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        plain.decoder = decoders.ByteLevel()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>")
+        end = tokenizer.eos_token_id
+        compiler = GrammarCompiler(tokenizer, frozenset([end]))
+        for word in words:
+            matcher = begin(compiler, choice=words)
+            ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+            assert all(matcher.take(token) for token in ids), words
+            assert end in tokens_of(matcher.allowed([])), words
+        wrong = tokenizer("a.b", add_special_tokens=False)["input_ids"]
         matcher = begin(compiler, choice=words)
-        ids = tokenizer(word, add_special_tokens=False)["input_ids"]
-        assert all(matcher.take(token) for token in ids)
-        assert end in tokens_of(matcher.allowed([]))
-    wrong = tokenizer("a.b", add_special_tokens=False)["input_ids"]
-    matcher = begin(compiler, choice=words)
-    assert not all(matcher.take(token) for token in wrong)
+        assert not all(matcher.take(token) for token in wrong), words
 
 
 def test_tokenizers_with_byte_fallback():
@@ -229,9 +214,8 @@ def test_several_end_tokens_are_allowed():
     assert tokens_of(begin(compiler, regex="(abc)?").allowed([])) >= {END, 0}
 
 
-@pytest.mark.parametrize(
-    "grammar",
-    [
+def test_invalid_grammars_name_the_field(compiler):
+    for grammar in [
         {"json_schema": {"type": "strin"}},
         {"json_schema": {"type": "string", "minLength": 5, "maxLength": 2}},
         {"json_schema": {"not": {}, "type": "object"}},
@@ -240,36 +224,10 @@ def test_several_end_tokens_are_allowed():
         {"regex": "(?=a)b"},
         {"grammar": "start: nowhere"},
         {"grammar": 'root: "a"'},
-    ],
-    ids=str,
-)
-def test_invalid_grammars_name_the_field(compiler, grammar):
-    with pytest.raises(InvalidParameterError) as caught:
-        begin(compiler, **grammar)
-    assert caught.value.field == f"structured_outputs.{next(iter(grammar))}"
-    assert "\n" not in str(caught.value)
-
-
-def test_grammars_are_compiled_once(compiler, monkeypatch):
-    made = []
-    compile_one = GrammarCompiler._compile
-    monkeypatch.setattr(
-        GrammarCompiler,
-        "_compile",
-        lambda self, kind, value: made.append(kind) or compile_one(self, kind, value),
-    )
-    fresh = GrammarCompiler(TOKENIZER, frozenset([END]))
-    for _ in range(3):
-        first, second = (begin(fresh, regex="(ab)+") for _ in range(2))
-        assert first.take(TOKENS["ab"])
-        assert tokens_of(second.allowed([])) == tokens_of(begin(fresh, regex="(ab)+").allowed([]))
-    assert made == ["regex"]
-    begin(fresh, grammar='start: "ab"')
-    assert made == ["regex", "grammar"]
-    monkeypatch.setattr("draftwise.engine.grammars._MOST_KEPT", 3)
-    for number in range(9):
-        begin(fresh, regex=f"a{{{number + 1}}}")
-    assert len(fresh._grammars) == 3
+    ]:
+        caught = error_of(begin, compiler, **grammar, error=InvalidParameterError)
+        assert caught.field == f"structured_outputs.{next(iter(grammar))}"
+        assert "\n" not in str(caught)
 
 
 class TestMissingParts:
@@ -279,18 +237,20 @@ class TestMissingParts:
             begin(GrammarCompiler(TOKENIZER, frozenset([END])), regex="a")
         assert caught.value.field == "structured_outputs"
 
-    @pytest.mark.parametrize(
-        ("tokenizer", "ends", "match"),
-        [
+    def test_without_a_usable_tokenizer(self):
+        for tokenizer, ends, match in [
             (None, [END], "no tokenizer"),
             (TOKENIZER, [], "no end-of-sequence token"),
             (object(), [END], "cannot be used"),
-        ],
-    )
-    def test_without_a_usable_tokenizer(self, tokenizer, ends, match):
-        with pytest.raises(InvalidParameterError, match=match) as caught:
-            begin(GrammarCompiler(tokenizer, frozenset(ends)), regex="a")
-        assert caught.value.field == "structured_outputs"
+        ]:
+            caught = error_of(
+                begin,
+                GrammarCompiler(tokenizer, frozenset(ends)),
+                regex="a",
+                error=InvalidParameterError,
+                match=match,
+            )
+            assert caught.field == "structured_outputs", tokenizer
 
 
 def with_all_bytes():
@@ -312,19 +272,19 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("what", BETWEEN)
-def test_whitespace_between_parts_of_json(what):
-    own, right, wrong = BETWEEN[what]
-    tokenizer = with_all_bytes()
-    compiler = GrammarCompiler(tokenizer, frozenset([END]))
-    schema = {"type": "array", "items": {"type": "null"}}
-    if own is not None:
-        schema["x-guidance"] = own
-    for between in [*right, *wrong]:
-        matcher = begin(compiler, json_schema=schema)
-        text = f"[null,{between}null{between}]"
-        taken = [matcher.take(token) for token in tokenizer(text)["input_ids"]]
-        assert all(taken) == (between in right)
+def test_whitespace_between_parts_of_json():
+    for what in BETWEEN:
+        own, right, wrong = BETWEEN[what]
+        tokenizer = with_all_bytes()
+        compiler = GrammarCompiler(tokenizer, frozenset([END]))
+        schema = {"type": "array", "items": {"type": "null"}}
+        if own is not None:
+            schema["x-guidance"] = own
+        for between in [*right, *wrong]:
+            matcher = begin(compiler, json_schema=schema)
+            text = f"[null,{between}null{between}]"
+            taken = [matcher.take(token) for token in tokenizer(text)["input_ids"]]
+            assert all(taken) == (between in right), what
 
 
 def test_random_allowed_tokens_give_valid_json():

@@ -8,7 +8,6 @@ import torch
 from draftwise import LLM, SamplingParams, StructuredOutputs
 from draftwise.engine import acceptance, companion
 from draftwise.engine.parallel.pinned_threads import shares
-from draftwise.errors import InvalidParameterError
 from draftwise.outputs import FinishReason
 
 from ..stand_ins import unguarded
@@ -119,29 +118,13 @@ SETTINGS = (
 @pytest.mark.parametrize("policy", ["fixed", "svip", "sv", "staged"])
 def test_texts_follow_the_masked_target(models, policy, method):
     """Compare three tokens: two with the mask, and one that may end the text."""
-    case = Case(policy, method, 3, num_tokens=3, num_requests=10_000, settings=SETTINGS)
+    case = Case(policy, method, 3, num_tokens=3, num_requests=6_000, settings=SETTINGS)
     tokens, requests = case.sampled(models)
     assert all(request.stats.lossless for request in requests)
     assert sum(request.stats.num_accepted for request in requests) > 1000
     assert (tokens[..., 2] == 1).any()
     for p_value in case.p_values(models, tokens):
         assert p_value > NOT_UNLIKELY
-
-
-@pytest.mark.slow
-def test_an_unmasked_draft_only_lowers_the_acceptance_rate(models, monkeypatch):
-    """The target's mask determines the text. The draft's mask only raises acceptance."""
-    case = Case("fixed", "token", 3, num_tokens=3, num_requests=10_000, settings=SETTINGS)
-    masked = case.sampled(models)[1]
-    monkeypatch.setattr(
-        "draftwise.engine.drafting.loop.next_masks",
-        lambda places, vocab_size, device: torch.zeros(len(list(places)), vocab_size),
-    )
-    tokens, requests = case.sampled(models)
-    for p_value in case.p_values(models, tokens):
-        assert p_value > NOT_UNLIKELY
-    accepted = (sum(r.stats.num_accepted for r in each) for each in (masked, requests))
-    assert next(accepted) > next(accepted)
 
 
 @pytest.mark.slow
@@ -176,8 +159,3 @@ def test_a_complete_grammar_ends_a_text_before_the_minimum_length(models):
     assert longer.error is None
     assert len(longer.token_ids) >= 12
     assert 1 not in longer.token_ids[:12]
-
-
-def test_min_tokens_above_max_tokens_is_refused():
-    with pytest.raises(InvalidParameterError, match="more than max_tokens"):
-        SamplingParams(max_tokens=4, min_tokens=5)

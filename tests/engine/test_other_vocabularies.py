@@ -93,6 +93,7 @@ def test_drafted_tokens_of_several_own_tokens_fit_in_a_pass(models):
         assert logits.shape == (5, 8)
 
 
+@pytest.mark.covering("companion", "caches", "max_chunk_tokens")
 @pytest.mark.parametrize("max_chunk_tokens", [512, 2])
 @pytest.mark.parametrize("caches", [True, False])
 @pytest.mark.parametrize("companion", [None, COMPANION], ids=["alone", "scored"])
@@ -141,6 +142,7 @@ def expected_probs(models, role, seen):
     return torch.cat(rows) if rows else torch.zeros(0, TARGET.vocab)
 
 
+@pytest.mark.covering("asks", "max_chunk_tokens")
 @pytest.mark.parametrize("max_chunk_tokens", [512, 3])
 @pytest.mark.parametrize("asks", [lambda step: True, lambda step: step % 3 == 0])
 def test_distributions_are_those_after_the_text_in_own_tokens(models, asks, max_chunk_tokens):

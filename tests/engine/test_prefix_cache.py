@@ -89,6 +89,7 @@ def test_outputs_are_those_without_a_cache(models, family, policy, batch_size):
 
 
 @pytest.mark.slow
+@pytest.mark.covering("policy", "temperature")
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_seeded_outputs_of_every_policy(models, policy, temperature):
@@ -164,6 +165,7 @@ def test_a_small_memory_drops_old_prefixes(models):
     assert 0 < len(stores[0]) <= stores[0].num_blocks < 100
 
 
+@pytest.mark.covering("policy", "method", "at")
 @pytest.mark.parametrize("policy", ["none", "fixed"])
 @pytest.mark.parametrize("method", ["restore", "store"])
 @pytest.mark.parametrize("at", [1, 2, 4])

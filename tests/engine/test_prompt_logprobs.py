@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams
-from draftwise.engine import logprobs
 from draftwise.engine.parallel.pinned_threads import shares
-from draftwise.engine.verification import TargetVerifier
 from draftwise.outputs import FinishReason
 
 from ..stand_ins import unguarded
@@ -50,6 +48,7 @@ def work(count):
 
 
 @pytest.mark.slow
+@pytest.mark.covering("policy", "overlaps")
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("policy", ["none", "fixed", "sv"])
 def test_prompt_logprobs_equal_those_of_one_forward_pass(models, policy, overlaps):
@@ -73,36 +72,6 @@ def test_prompt_logprobs_equal_those_of_one_forward_pass(models, policy, overlap
             assert output.prompt_logprobs is None
         else:
             assert_right(models.reference(RECIPE), output, each.prompt_logprobs)
-
-
-def test_logits_are_computed_in_chunks_and_only_if_requested(models, monkeypatch):
-    """A pass computes at most one row of logits per token of the chunk."""
-    rows = []
-    verify = TargetVerifier.verify
-
-    def watched(self, batch, plan):
-        forward = self._model.forward
-
-        def counting(cache, tokens, segments, logit_rows, tap):
-            rows.append(len(logit_rows or ()))
-            return forward(cache, tokens, segments, logit_rows, tap)
-
-        monkeypatch.setattr(self._model, "forward", counting)
-        try:
-            return verify(self, batch, plan)
-        finally:
-            monkeypatch.setattr(self._model, "forward", forward)
-
-    monkeypatch.setattr(TargetVerifier, "verify", watched)
-    monkeypatch.setattr(logprobs, "_ROWS_AT_ONCE", 5)
-    llm = LLM(models.folder(RECIPE), dtype="float32", max_chunk_tokens=16)
-    prompt = [(7 * i * i + i) % 32 for i in range(100)]
-    asked = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=2))[0]
-    assert_right(models.reference(RECIPE), asked, 2)
-    assert rows == [16] * 6 + [4]
-    rows.clear()
-    llm.generate(prompt, SamplingParams(max_tokens=1, cache_salt="another"))
-    assert rows == [0] * 6 + [1]
 
 
 def test_a_stream_returns_prompt_logprobs_once(models):

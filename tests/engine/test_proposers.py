@@ -13,7 +13,7 @@ from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import StepTimes
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
-from draftwise.engine.proposers import PROPOSERS, TokenProposer, create_proposer, register
+from draftwise.engine.proposers import PROPOSERS, TokenProposer, register
 from draftwise.engine.proposers.by_name import draft_model_name
 from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.step import Stopwatch
@@ -164,7 +164,7 @@ def check_law(models, engine, params, count=6000, policies=(None,)):
     assert all(output.speculation.lossless for output in outputs)
 
 
-@pytest.mark.parametrize("max_batch_size", [1, 5, 16])
+@pytest.mark.parametrize("max_batch_size", [1, 16])
 def test_greedy_texts_are_the_targets(models, max_batch_size):
     prompts, _ = varied_work(30)
     params = [SamplingParams(max_tokens=12, temperature=0)] * len(prompts)
@@ -298,25 +298,6 @@ class TestHybrid:
     def test_texts_follow_the_target(self, models, policy):
         check_law(models, self.engine(models, policy, 64), SamplingParams(max_tokens=3))
 
-    @pytest.mark.parametrize("params", [SamplingParams(24), SamplingParams(24, temperature=0)])
-    def test_tetris_sees_the_distributions_of_offers(self, models, monkeypatch, params):
-        joined, checked = HybridProposer._joined, []
-
-        def check(self, batch, policy, draft, made, copied):
-            result = joined(self, batch, policy, draft, made, copied)
-            for row, length in enumerate(copied):
-                tokens = result.tokens[row, :length].unsqueeze(1)
-                probs = result.signals.draft_probs[row, :length]
-                assert (probs.gather(1, tokens) == 1).all()
-                assert (probs.sum(dim=1) == 1).all()
-                checked.append(length)
-            return result
-
-        monkeypatch.setattr(HybridProposer, "_joined", check)
-        engine = self.engine(models, "tetris", 8)
-        generate(engine, [[1, 2, n % 8] for n in range(16)], [params] * 16)
-        assert any(checked)
-
     @pytest.mark.slow
     @pytest.mark.parametrize("other", ["svip", "none", "staged"])
     def test_texts_follow_the_target_with_several_policies(self, models, other):
@@ -367,8 +348,9 @@ class TestHybrid:
         with pytest.raises(AssertionError):
             check_law(models, engine, SamplingParams(max_tokens=3))
 
-    @pytest.mark.parametrize("policy", ["fixed", "adaptive", "sv"])
-    @pytest.mark.parametrize("max_batch_size", [1, 5, 16])
+    @pytest.mark.parametrize(
+        ("policy", "max_batch_size"), [("fixed", 1), ("adaptive", 5), ("sv", 16)]
+    )
     def test_greedy_texts_are_the_targets(self, models, policy, max_batch_size):
         prompts, _ = varied_work(30)
         params = [SamplingParams(max_tokens=16, temperature=0)] * len(prompts)
@@ -376,7 +358,7 @@ class TestHybrid:
         engine = self.engine(models, policy, max_batch_size, VARIED)
         assert token_ids(generate(engine, prompts, params)) == token_ids(expected)
 
-    @pytest.mark.parametrize("policy", ["none", "fixed", "adaptive", "sv"])
+    @pytest.mark.parametrize("policy", ["none", "sv"])
     def test_a_step_may_only_read_prompts(self, models, policy):
         options = EngineOptions(3, max_chunk_tokens=2)
         prompts, params = varied_work(12)
@@ -489,16 +471,3 @@ class TestHybrid:
             with pytest.raises(InvalidParameterError, match=words) as caught:
                 draft_model_name(unguarded(drafts))
             assert caught.value.field == "draft"
-
-
-def test_a_name_cannot_be_registered_twice():
-    class Other(LastTokens):
-        pass
-
-    with pytest.raises(ValueError, match="registered already"):
-        register(Other)
-
-
-def test_the_model_proposer_needs_a_draft_model(models):
-    with pytest.raises(InvalidParameterError, match="needs a draft model"):
-        create_proposer("model", build(models, RECIPE, "fixed", 2)._pipeline.proposer.context)

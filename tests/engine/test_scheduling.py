@@ -44,7 +44,7 @@ def assert_idle(llm):
     assert len(scheduler._free_slots) == scheduler._target_cache.num_cache_slots
 
 
-@pytest.mark.parametrize("max_batch_size", [1, 4, 7])
+@pytest.mark.parametrize("max_batch_size", [1, 7])
 def test_requests_beyond_the_batch_size_wait(models, expected, max_batch_size):
     llm = build(models, max_batch_size=max_batch_size, max_chunk_tokens=6)
     sizes = []
@@ -93,8 +93,7 @@ def test_a_small_cache_makes_requests_wait(models, expected):
     llm = build(models, max_batch_size=50, cache_gib=size)
     running = []
     outputs = llm.generate(
-        *work(50),
-        on_step=lambda _: running.append(llm.engine._scheduler.num_reserved_tokens),
+        *work(50), on_step=lambda _: running.append(llm.engine._scheduler.num_reserved_tokens)
     )
     assert token_ids(outputs) == expected
     assert 25 < max(running) <= 2.5 * 25
@@ -133,8 +132,9 @@ def test_a_request_reserves_no_more_than_the_context(models):
     assert len(output.token_ids) == RECIPE.context - 1
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 5])
-@pytest.mark.parametrize("victims", [[0], [3, 4], [12], [0, 13, 14, 30], [49]])
+@pytest.mark.parametrize(
+    ("after", "victims"), [(0, [0]), (1, [3, 4]), (2, [12]), (5, [0, 13, 14, 30]), (0, [49])]
+)
 def test_cancelled_requests_do_not_affect_others(models, expected, after, victims):
     """They are cancelled while they wait, during their prompt, or during generation."""
     llm = build(models, max_batch_size=12, max_chunk_tokens=8)
@@ -154,16 +154,6 @@ def test_cancelled_requests_do_not_affect_others(models, expected, after, victim
         else:
             assert output.finish_reason is FinishReason.LENGTH
             assert output.token_ids == expected[index]
-    assert_idle(llm)
-
-
-def test_cancelling_an_ended_request_has_no_effect(models):
-    llm = build(models)
-    request = llm.engine.add(None, [1, 2], SamplingParams(max_tokens=3))
-    while llm.engine.num_unfinished:
-        llm.engine.step()
-    llm.engine.cancel(request)
-    assert request.output().finish_reason is FinishReason.LENGTH
     assert_idle(llm)
 
 
@@ -215,23 +205,6 @@ def test_an_exception_in_a_model_leaves_the_engine_usable(models, expected, monk
     assert token_ids(llm.generate(*work(50))) == expected
 
 
-def test_closing_a_stream_cancels_its_requests(models, expected):
-    llm = build(models, max_batch_size=4)
-    stream = llm.stream(*work(50))
-    for _ in range(9):
-        next(stream)
-    assert llm.engine.num_unfinished
-    stream.close()
-    assert_idle(llm)
-    assert token_ids(llm.generate(*work(50))) == expected
-
-
-def test_a_stream_that_is_never_read_adds_no_requests(models):
-    llm = build(models)
-    llm.stream([[1, 2]])
-    assert_idle(llm)
-
-
 def test_two_streams_and_a_call_share_the_engine(models, expected):
     llm = build(models, max_batch_size=4)
     prompts, params = work(50)
@@ -250,17 +223,3 @@ def test_two_streams_and_a_call_share_the_engine(models, expected):
                 texts[which][piece.index] += piece.token_ids
     assert texts == [expected[0::2], expected[1::2]]
     assert_idle(llm)
-
-
-def test_pieces_of_a_stream_concatenate_to_the_texts(models, expected):
-    llm = build(models, max_batch_size=4)
-    tokens = [[] for _ in range(50)]
-    ended = set()
-    for piece in llm.stream(*work(50)):
-        assert piece.index not in ended
-        assert piece.token_ids
-        tokens[piece.index] += piece.token_ids
-        if piece.finish_reason is not None:
-            ended.add(piece.index)
-    assert tokens == expected
-    assert ended == set(range(50))

@@ -35,6 +35,7 @@ def others():
 
 
 @pytest.mark.slow
+@pytest.mark.covering("kind", "speculation", "place")
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.7, "top_p": 0.9}, EVERYTHING], ids=len)
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("place", [0, 17, 31])
@@ -77,6 +78,7 @@ def test_greedy_texts_need_no_seed(models):
     assert first.token_ids == second.token_ids
 
 
+@pytest.mark.covering("kind", "method")
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0}, EVERYTHING], ids=len)
 @pytest.mark.parametrize("method", ["block", "token"])
 def test_a_draft_equal_to_the_target_is_always_accepted(models, kind, method):

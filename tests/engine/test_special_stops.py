@@ -101,9 +101,8 @@ def test_the_first_tokens_are_not_searched(output, stop, num_tokens):
         assert (text, count) == (exempt + rest, min(num_tokens, len(output)) + num_others)
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [
+def test_stop_strings_of_special_and_other_text():
+    for stop, text in [
         (MARK, "abc"),
         (f"c{MARK}", "ab"),
         (f"{MARK} d", "abc"),
@@ -114,11 +113,9 @@ def test_the_first_tokens_are_not_searched(output, stop, num_tokens):
         ("c d", "ab"),  # the text has it, although a special token is between
         ("rk>", "abc"),
         (f"c{EOS}", "abc d\n"),
-    ],
-)
-def test_stop_strings_of_special_and_other_text(stop, text):
-    output = encode(f"abc{MARK} d{EOS}{EOS}\n")
-    assert run(TOKENIZER, output, (stop,))[0] == text
+    ]:
+        output = encode(f"abc{MARK} d{EOS}{EOS}\n")
+        assert run(TOKENIZER, output, (stop,))[0] == text
 
 
 def test_text_before_the_stop_string_has_no_special_tokens():
@@ -142,19 +139,16 @@ def test_a_special_token_that_ends_the_text_may_complete_a_stop_string():
     assert run(TOKENIZER, output, (f"c{EOS}",), min_tokens=2, silent=(eos,)) == ("abc", 2)
 
 
-@pytest.mark.parametrize(
-    ("output", "stop", "text"),
-    [
+def test_special_tokens_after_an_incomplete_character():
+    for output, stop, text in [
         (["b", "<0xC3>", "<|turn|>", "a"], "<|turn|>", f"b{REPLACEMENT}"),
         (["b", "<0xC3>", "<|turn|>", "a"], "<|turn|>a", f"b{REPLACEMENT}"),
         (["b", "<0xC3>", "<|turn|>", "a"], f"{REPLACEMENT}<|turn|>", "b"),
         (["b", "<0xC3>", "<|turn|>", "a"], "b<|turn|>", f"b{REPLACEMENT}a"),
         # The special token is between the bytes of a character.
         (["b", "<0xC3>", "<|turn|>", "<0xA9>"], "x<|turn|>", "bé"),
-    ],
-)
-def test_special_tokens_after_an_incomplete_character(output, stop, text):
-    assert run(FALLBACK, FALLBACK.convert_tokens_to_ids(output), (stop,))[0] == text
+    ]:
+        assert run(FALLBACK, FALLBACK.convert_tokens_to_ids(output), (stop,))[0] == text
 
 
 def test_many_special_tokens_do_not_add_up():

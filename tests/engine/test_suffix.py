@@ -17,6 +17,8 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.matches import HIGHEST, MatchAcceptance
 from draftwise.kernels.native.library import native_library
 
+from ..refusals import error_of
+
 needs_kernels = pytest.mark.skipif(native_library() is None, reason="needs the native kernels")
 BACKENDS = [pytest.param("native", marks=needs_kernels), "numpy"]
 
@@ -282,16 +284,16 @@ def test_files_that_are_no_corpus_are_refused(tmp_path):
         ("text", "one", "cannot be read"),
         ("missing", "one", "cannot be read"),
     ):
-        with pytest.raises(InvalidParameterError, match=words) as caught:
-            corpus.load(tmp_path / name, tokenizer)
-        assert caught.value.field == "corpus"
+        caught = error_of(
+            corpus.load, tmp_path / name, tokenizer, error=InvalidParameterError, match=words
+        )
+        assert caught.field == "corpus"
     with pytest.raises(InvalidParameterError, match="corpus_tokens"):
         SuffixCorpus(0)
 
 
-@pytest.mark.parametrize(
-    ("name", "damaged"),
-    [
+def test_damaged_files_add_nothing(tmp_path):
+    for name, damaged in [
         ("tokens", torch.zeros(3, dtype=torch.int32)),
         ("tokens", torch.zeros(1, CORPUS_CHUNK, dtype=torch.bfloat16)),
         ("tokens", torch.full((1, CORPUS_CHUNK), -1, dtype=torch.int32)),
@@ -300,22 +302,25 @@ def test_files_that_are_no_corpus_are_refused(tmp_path):
         ("namespaces", torch.zeros(2, dtype=torch.int64)),
         ("num_context", torch.tensor([-1])),
         ("num_context", None),
-    ],
-)
-def test_damaged_files_add_nothing(tmp_path, name, damaged):
-    corpus = SuffixCorpus(100)
-    corpus.add([1, 2, 3, 4])
-    corpus.save(tmp_path / "corpus", "one")
-    with safe_open(tmp_path / "corpus", "pt") as file:
-        metadata = file.metadata()
-        tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
-    tensors[name] = damaged
-    left = {each: values for each, values in tensors.items() if values is not None}
-    save_file(left, tmp_path / "damaged", metadata)
-    loaded = SuffixCorpus(100)
-    with pytest.raises(InvalidParameterError, match="cannot be read"):
-        loaded.load(tmp_path / "damaged", "one")
-    assert loaded.num_tokens == 0
+    ]:
+        corpus = SuffixCorpus(100)
+        corpus.add([1, 2, 3, 4])
+        corpus.save(tmp_path / "corpus", "one")
+        with safe_open(tmp_path / "corpus", "pt") as file:
+            metadata = file.metadata()
+            tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+        tensors[name] = damaged
+        left = {each: values for each, values in tensors.items() if values is not None}
+        save_file(left, tmp_path / "damaged", metadata)
+        loaded = SuffixCorpus(100)
+        error_of(
+            loaded.load,
+            tmp_path / "damaged",
+            "one",
+            error=InvalidParameterError,
+            match="cannot be read",
+        )
+        assert loaded.num_tokens == 0, name
 
 
 def test_threads_share_a_corpus():

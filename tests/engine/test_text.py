@@ -1,6 +1,5 @@
 """Incremental detokenization: whole characters, stop strings, and no revoked text."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -183,13 +182,13 @@ def test_the_earliest_of_two_stop_strings_counts():
     assert builder.text == "a"
 
 
-@pytest.mark.parametrize("stop", [(), ("a",)])
-def test_without_a_tokenizer_there_is_no_text(stop):
-    builder = TextBuilder(None, [1, 2, 3], stop)
-    assert not builder.add(1)
-    builder.finish()
-    assert builder.text == release(builder) == ""
-    assert builder.pieces == [""]
+def test_without_a_tokenizer_there_is_no_text():
+    for stop in [(), ("a",)]:
+        builder = TextBuilder(None, [1, 2, 3], stop)
+        assert not builder.add(1), stop
+        builder.finish()
+        assert builder.text == release(builder) == "", stop
+        assert builder.pieces == [""], stop
 
 
 def test_a_space_that_belongs_to_a_token_is_kept_after_the_prompt():
@@ -220,18 +219,15 @@ def fed(output, prompt="a"):
     return builder.text, builder.pieces, released + release(builder)
 
 
-@pytest.mark.parametrize(
-    ("output", "text"),
-    [
+def test_invalid_bytes_after_valid_ones_do_not_fail():
+    """The decoder replaces the whole run of bytes, of which a part was given out already."""
+    for output, text in [
         (["<0x0A>", "<0xF0>", "b"], f"\n{REPLACEMENT}b"),
         (["<0xC3>", "<0xA9>", "<0xC3>", "▁a"], f"é{REPLACEMENT} a"),
         (["<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "b"], "😀b"),
         (["<0x41>", "<0x9F>", "b", "▁a", "<0x0A>"], f"A{REPLACEMENT}b a\n"),
-    ],
-)
-def test_invalid_bytes_after_valid_ones_do_not_fail(output, text):
-    """The decoder replaces the whole run of bytes, of which a part was given out already."""
-    assert fed(FALLBACK.convert_tokens_to_ids(output))[0] == text
+    ]:
+        assert fed(FALLBACK.convert_tokens_to_ids(output))[0] == text
 
 
 @property_test

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwise import LLM, SamplingParams
 from draftwise.core.rejection import accept
-from draftwise.core.types import OneHotSignals
 from draftwise.engine import acceptance
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
@@ -46,14 +45,7 @@ CONTROLS = {
 
 
 def p_value(
-    models,
-    engine,
-    controls,
-    count,
-    prompt=PROMPT,
-    recipe=RECIPE,
-    least_accepted=0.05,
-    max_tokens=3,
+    models, engine, controls, count, prompt=PROMPT, recipe=RECIPE, least_accepted=0.05, max_tokens=3
 ):
     """Of the first tokens of texts of one prompt, if they follow the target's distribution."""
     params = SamplingParams(max_tokens=3, **controls)
@@ -104,14 +96,13 @@ def test_a_biased_law_is_noticed(models, monkeypatch):
     assert p_value(models, engine, {}, 6000) < 1e-6
 
 
-@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "policy"), [("suffix", "adaptive"), ("ngram", "fixed")])
 def test_a_seed_gives_the_same_text_with_and_without_drafts(models, name, policy):
     """Sampled, greedy and penalised, at any batch size and draft length."""
     prompts, params = varied_work(30)
     prompts = [[*prompt, *prompt] for prompt in prompts]
     expected = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)
-    for max_batch_size in (1, 4, 16):
+    for max_batch_size in (1, 16):
         engine = build(models, VARIED, policy, max_batch_size, draft=name)
         outputs = generate(engine, prompts, params)
         assert token_ids(outputs) == token_ids(expected)
@@ -144,18 +135,6 @@ def test_suffix_is_the_draft_if_none_is_named(models):
         assert sum(output.speculation.num_accepted for output in outputs) > 0
 
 
-def test_stopping_policies_build_no_distributions(models, monkeypatch):
-    """Of one-hot proposals, a vocabulary-sized distribution says nothing."""
-    built = []
-    monkeypatch.setattr(
-        OneHotSignals, "draft_probs", property(lambda signals: built.append(signals))
-    )
-    engine = build(models, VARIED, "svip", 8, draft="suffix")
-    outputs = generate(engine, [[1, 2, 3] * 3] * 4, [SamplingParams(max_tokens=12)] * 4)
-    assert sum(output.speculation.num_drafted for output in outputs) > 0
-    assert not built
-
-
 def test_ngram_continues_the_latest_occurrence_of_the_longest_match():
     context = ProposerContext(100, torch.device("cpu"), 4, 64)
     proposer = create_proposer("ngram", context)
@@ -170,11 +149,6 @@ def test_ngram_continues_the_latest_occurrence_of_the_longest_match():
     assert continuation([1, 2, 3]) == []
     assert continuation([1]) == []
     assert continuation([6, 6], 2) == [6]
-
-
-def test_every_policy_that_needs_a_draft_is_tested():
-    assert set(LOSSLESS) <= set(POLICIES)
-    assert {"fixed", "adaptive", "svip", "sv"} <= set(LOSSLESS)
 
 
 class TestCorpus:

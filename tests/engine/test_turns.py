@@ -108,12 +108,6 @@ def test_the_lock_is_reentrant():
 
 
 class TestDoSoon:
-    def test_runs_immediately_if_the_turn_is_free(self):
-        turns, done = Turns(), []
-        turns.do_soon(lambda: done.append(turns.is_mine))
-        assert done == [True]
-        assert not turns.is_mine
-
     def test_within_a_turn_runs_at_the_end_of_the_step(self):
         turns, done = Turns(), []
         with turns:
@@ -152,19 +146,6 @@ class TestDoSoon:
 
 
 class TestExceptions:
-    def test_unwind_restores_the_depth(self):
-        turns = Turns()
-        crowd = Crowd(turns)
-        turns.acquire()
-        depth = turns.depth
-        turns.acquire()
-        turns.acquire()
-        crowd.join_in("other")
-        turns.unwind(depth)
-        assert turns.depth == 1
-        turns.unwind(0)
-        assert crowd.finish() == ["other"]
-
     def test_an_interrupted_thread_gets_no_turn(self, monkeypatch):
         turns = Turns()
         crowd = Crowd(turns)
