@@ -8,6 +8,8 @@ from draftwise.llm import LLM
 from draftwise.params import SamplingParams
 from draftwise.serving import openapi
 
+from .conftest import ZOO
+
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
 CHAT = [{"role": "user", "content": "What is 2 plus 3?"}]
 TEXT = "/v1/completions"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import InvalidParameterError, ModelNotFoundError
 from draftwise.serving import service as service_module
 from draftwise.serving.logs import set_up_logs
 from draftwise.serving.run import open_socket

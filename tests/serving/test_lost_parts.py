@@ -202,6 +202,17 @@ def test_requests_of_a_suspended_engine_time_out():
             assert client.get("/v1/speculation").json()["num_speculative_tokens"] == 1
 
 
+def test_a_command_that_cannot_be_serialised_affects_no_other(shared):
+    server, expected = shared
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(post, server, LONG)
+        until(lambda: num_inside(server) == 1)
+        with pytest.raises(Exception, match="cannot be sent to the engine"):
+            server.call(server.service.client.speculation(policy_options={"a": lambda: None}))
+        assert other.result(PATIENCE_SECONDS).status_code == 200
+        answers_again(server, expected)
+
+
 def test_a_request_with_an_unexpected_error_affects_no_other(shared):
     """Here the parameters of the request have the wrong type."""
     server, expected = shared
@@ -359,6 +370,29 @@ def test_an_error_while_a_request_is_cancelled_ends_the_others():
         assert supervisor(server).num_restarts == 0
 
 
+def test_health_when_the_monitor_has_ended():
+    with watched() as (server, _):
+        task = supervisor(server)._monitor
+        server.call(_cancel(task))
+        until_health_is(server, STALLED)
+
+
+async def _cancel(task):
+    task.cancel()
+
+
+def test_errors_in_metrics_do_not_affect_answers(shared, monkeypatch):
+    server, expected = shared
+    before = supervisor(server).num_restarts
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.service.client, "_on_outputs", fail)
+    answers_again(server, expected)
+    assert supervisor(server).num_restarts == before
+
+
 class TestTheTokenizer:
     def test_a_hanging_tokenizer_is_reported_and_delays_only_texts(self, monkeypatch):
         go_on = threading.Event()
@@ -400,6 +434,16 @@ class TestTheTokenizer:
             monkeypatch.setattr(service_module, "tokenize", lambda *_, **__: go_on.wait(3600))
             assert post(server, SHORT).status_code == 504
         go_on.set()
+
+
+def test_the_resource_tracker_may_die(shared):
+    """Python starts a resource tracker, which Draftwise does not need."""
+    server, expected = shared
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+    answers_again(server, expected)
+    os.kill(server.service.client.pid, signal.SIGKILL)
+    until_health_is(server, GONE)
+    answers_again(server, expected)
 
 
 def test_a_hanging_engine_ends_with_a_killed_server():

@@ -5,10 +5,12 @@ import math
 from dataclasses import replace
 
 import jsonschema_rs
+import openai
 import pytest
 from transformers import AutoTokenizer
 
 from draftwise.checkpoints.source import locate
+from draftwise.llm import LLM
 from draftwise.outputs import TokenLogprobs, TokenSource
 from draftwise.params import SamplingParams
 from draftwise.serving.answers import CompletionFormat, Echo
@@ -16,6 +18,7 @@ from draftwise.serving.messages import Piece
 from draftwise.serving.tokenizing import TokenTexts
 from draftwise.structured_outputs import StructuredOutputs
 
+from .conftest import ZOO
 from .test_completions import CHAT, PROMPT, ask, events
 
 SCHEMA = {
@@ -29,6 +32,12 @@ SCHEMA = {
 }
 LARGE = {"enum": [str(number) for number in range(60_000)]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def offline():
+    """The same target without speculation, in this process."""
+    return LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
 
 
 def test_logprobs_are_those_of_the_target(client, offline):
@@ -62,6 +71,26 @@ def test_streamed_logprobs_equal_those_of_the_answer(client):
             assert joined == pytest.approx(values, abs=1e-4)
 
 
+def test_openai_client_parses_logprobs(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as tools:
+        answer = tools.chat.completions.create(
+            model="zoo:target",
+            messages=CHAT,
+            max_tokens=12,
+            temperature=0,
+            logprobs=True,
+            top_logprobs=2,
+        )
+    choice = answer.choices[0]
+    content = choice.logprobs.content
+    assert bytes(byte for each in content for byte in each.bytes).decode() == choice.message.content
+    for each in content:
+        # Greedy decoding takes the most likely token.
+        assert each.top_logprobs[0].token == each.token
+        assert each.top_logprobs[0].logprob == pytest.approx(each.logprob)
+        assert len(each.top_logprobs) == 2
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_answers_match_a_schema(client, temperature):
     body = {"messages": CHAT, "max_tokens": 60, "temperature": temperature, "seed": 3, "n": 4}
@@ -84,54 +113,73 @@ def test_a_streamed_answer_equals_the_complete_one(client):
         assert "".join(e["choices"][0]["text"] for e in events(response)) == whole["text"]
 
 
-INVALID = [
-    ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-    ("/v1/completions", {"structured_outputs": {}}, "structured_outputs"),
-    ("/v1/completions", {"logprobs": 21}, "logprobs"),
-    ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
-    (
-        "/v1/chat/completions",
-        {"response_format": {"type": "json_schema"}},
-        "response_format.json_schema",
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"schema": {"type": "no such"}},
-            }
-        },
-        "response_format",
-    ),
-    (
-        "/v1/chat/completions",
-        {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
-        "structured_outputs",
-    ),
-    ("/v1/completions", {"structured_outputs": {"json": LARGE}}, "structured_outputs.json_schema"),
-    (
-        "/v1/chat/completions",
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE}}},
-        "response_format",
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": LARGE}}],
-            "tool_choice": "required",
-        },
-        "tools",
-    ),
-]
+@pytest.mark.parametrize(
+    ("path", "wrong", "param"),
+    [
+        ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ("/v1/completions", {"structured_outputs": {}}, "structured_outputs"),
+        ("/v1/completions", {"logprobs": 21}, "logprobs"),
+        ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "no such"}},
+                }
+            },
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
+        (
+            "/v1/completions",
+            {"structured_outputs": {"json": LARGE}},
+            "structured_outputs.json_schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE}}},
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": LARGE}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+)
+def test_errors_name_the_field_of_the_grammar(client, path, wrong, param):
+    about = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": CHAT}
+    refused = ask(client, path, **about, **wrong)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
 
 
-def test_errors_name_the_field_of_the_grammar(client):
-    for path, wrong, param in INVALID:
-        about = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": CHAT}
-        refused = ask(client, path, **about, **wrong)
-        assert refused.status_code == 400, path
-        assert refused.json()["error"]["param"] == param, path
+def test_a_grammar_is_prepared_once_for_all_answers(server, client, monkeypatch):
+    made = []
+    build = StructuredOutputs.__post_init__
+
+    def counted(self):
+        made.append(self)
+        build(self)
+
+    monkeypatch.setattr(StructuredOutputs, "__post_init__", counted)
+    body = {"prompt": PROMPT, "structured_outputs": {"regex": "[ab]+"}, "max_tokens": 2}
+    answer = ask(client, "/v1/completions", **body, n=5).json()
+    assert len(answer["choices"]) == 5
+    assert len(made) == 1
 
 
 def test_prompt_logprobs_of_many_answers_are_limited(client):
@@ -151,7 +199,6 @@ def test_bytes_of_tokens_concatenate_to_the_text():
     assert TokenTexts(None)(7) == ("token_id:7", [])
 
 
-@pytest.mark.covering("prompt", "stream", "max_tokens")
 @pytest.mark.parametrize("prompt", ["text", "tokens"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("max_tokens", [0, 1, 6])
@@ -204,15 +251,17 @@ def test_several_prompts_are_scored_at_once(client):
         assert choice["text"] == prompt
 
 
-def test_max_tokens_zero_generates_nothing(client):
-    for path, about in [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {})]:
-        about = about or {"messages": CHAT}
-        answer = ask(client, path, **about, max_tokens=0).json()
-        (choice,) = answer["choices"]
-        assert choice["finish_reason"] == "length", path
-        assert choice.get("text", "") == choice.get("message", {}).get("content", "") == "", path
-        assert answer["usage"]["completion_tokens"] == 0, path
-        assert answer["usage"]["prompt_tokens"] > 0, path
+@pytest.mark.parametrize(
+    ("path", "about"), [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {})]
+)
+def test_max_tokens_zero_generates_nothing(client, path, about):
+    about = about or {"messages": CHAT}
+    answer = ask(client, path, **about, max_tokens=0).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice.get("text", "") == choice.get("message", {}).get("content", "") == ""
+    assert answer["usage"]["completion_tokens"] == 0
+    assert answer["usage"]["prompt_tokens"] > 0
 
 
 def test_added_special_tokens_do_not_shift_offsets_of_an_echo():

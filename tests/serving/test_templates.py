@@ -7,7 +7,6 @@ from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.prompts import tokenize
 from draftwise.serving.settings import ServerSettings
 
-from ..refusals import error_of
 from ..tiny_models import byte_tokenizer
 from .conftest import ZOO
 from .running import running
@@ -82,8 +81,9 @@ def test_a_file_is_checked_when_it_is_read(tmp_path):
         (empty, "is empty"),
         (tmp_path / "none", "cannot read"),
     ):
-        caught = error_of(load_chat_template, file, error=InvalidParameterError, match=expected)
-        assert caught.field == "chat_template"
+        with pytest.raises(InvalidParameterError, match=expected) as caught:
+            load_chat_template(file)
+        assert caught.value.field == "chat_template"
 
 
 def test_a_template_may_raise_for_a_chat(tmp_path):

@@ -262,30 +262,33 @@ def test_all_calls_between_any_texts_are_found(new, begin, end, case):
     assert "".join(text.split()) == "".join(expected.split())
 
 
-def test_a_truncated_answer_loses_nothing():
-    """It is text until its call is complete."""
-    for new, answer, before in [
+@pytest.mark.parametrize(
+    ("new", "answer", "before"),
+    [
         (HermesReader, f"See:\n<tool_call>\n{ADD}\n</tool_call>", "See:"),
         (Llama3JsonReader, f"See: <|python_tag|>{ADD_3};", "See:"),
         (Llama3JsonReader, ADD_3, ""),
-    ]:
-        end = answer.rindex("}") + 1
-        for length in range(len(answer) + 1):
-            expected = (before, [ADDED]) if length >= end else (answer[:length], [])
-            assert parsed(new(NAMES), answer[:length]) == expected
+    ],
+)
+def test_a_truncated_answer_loses_nothing(new, answer, before):
+    """It is text until its call is complete."""
+    end = answer.rindex("}") + 1
+    for length in range(len(answer) + 1):
+        expected = (before, [ADDED]) if length >= end else (answer[:length], [])
+        assert parsed(new(NAMES), answer[:length]) == expected
 
 
-def test_an_answer_of_nothing_but_tags_is_text():
+@pytest.mark.parametrize("new", PARSERS.values())
+def test_an_answer_of_nothing_but_tags_is_text(new):
     """Each tag and bracket may begin a call that spans the rest of the answer."""
-    for new in PARSERS.values():
-        for part in ('<tool_call>{"a":"', "<tool_call>{", "<|python_tag|>{", '<|python_tag|>{"'):
-            answer = part * 2000
-            assert parsed(new(NAMES), answer) == (answer, [])
+    for part in ('<tool_call>{"a":"', "<tool_call>{", "<|python_tag|>{", '<|python_tag|>{"'):
+        answer = part * 2000
+        assert parsed(new(NAMES), answer) == (answer, [])
 
 
-def test_other_json_is_not_held_back():
-    for new in PARSERS.values():
-        assert new(NAMES).read('{"answer": [') == [Text('{"answer": [')]
+@pytest.mark.parametrize("new", PARSERS.values())
+def test_other_json_is_not_held_back(new):
+    assert new(NAMES).read('{"answer": [') == [Text('{"answer": [')]
 
 
 def test_a_tag_without_a_call_is_not_held_back():

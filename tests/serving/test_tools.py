@@ -130,8 +130,9 @@ def test_the_template_gets_tools_calls_and_results(client):
         assert written(client, messages=CHAT, **none) == without
 
 
-def test_calls_of_the_model_are_parsed(client):
-    for text, content, calls in [
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
         (
             "Let me see.\n<tool_call>\n"
             '{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
@@ -152,17 +153,19 @@ def test_calls_of_the_model_are_parsed(client):
         ),
         ("<tool_call>nothing</tool_call>", "<tool_call>nothing</tool_call>", []),
         ("There are 5 apples.", "There are 5 apples.", []),
-    ]:
-        body = {"messages": CHAT, "tools": TOOLS, **forced(text)}
-        message, reason = whole(client, **body)
-        assert message.content == content, text
-        made = message.tool_calls or []
-        assert [(c.function.name, json.loads(c.function.arguments)) for c in made] == calls, text
-        assert reason == ("tool_calls" if calls else "stop"), text
-        expected = [(c.function.name, c.function.arguments) for c in made]
-        assert streamed(client, **body) == (content or "", expected, reason), text
-        one, _ = whole(client, **body, parallel_tool_calls=False)
-        assert len(one.tool_calls or []) == min(1, len(calls)), text
+    ],
+)
+def test_calls_of_the_model_are_parsed(client, text, content, calls):
+    body = {"messages": CHAT, "tools": TOOLS, **forced(text)}
+    message, reason = whole(client, **body)
+    assert message.content == content
+    made = message.tool_calls or []
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in made] == calls
+    assert reason == ("tool_calls" if calls else "stop")
+    expected = [(c.function.name, c.function.arguments) for c in made]
+    assert streamed(client, **body) == (content or "", expected, reason)
+    one, _ = whole(client, **body, parallel_tool_calls=False)
+    assert len(one.tool_calls or []) == min(1, len(calls))
 
 
 def test_without_tools_tags_are_text(client):
@@ -172,7 +175,6 @@ def test_without_tools_tags_are_text(client):
         assert (message.content, message.tool_calls, reason) == (text, None, "stop")
 
 
-@pytest.mark.covering("choice", "temperature")
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_required_calls_match_their_schema(server, tooled, choice, temperature):
