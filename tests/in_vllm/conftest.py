@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +17,6 @@ from draftwise.integrations.vllm.command import WORKER
 PROCESS = Path(__file__).with_name("engine_process.py")
 # vLLM would bind the threads of all engines that run at the same time to the same cores.
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-
-
-class Answers:
-    """The output of an engine's process: its tokens and counters."""
-
-    def __init__(self, values):
-        vars(self).update(values)
 
 
 class EngineError(Exception):
@@ -88,6 +82,9 @@ def answer(engine, prompts, params, runner=1, **extra_arguments):
         params: arguments of ``SamplingParams``.
         runner: the version.
         **extra_arguments: of the process, see ``engine_process.py``.
+
+    Returns:
+        The engine's tokens and counters.
     """
     if runner not in started:
         started[runner] = Engines(runner)
@@ -98,32 +95,18 @@ def answer(engine, prompts, params, runner=1, **extra_arguments):
     values = json.loads(reply)
     if "error" in values:
         raise EngineError(values["error"] + log[-2000:])
-    return Answers(values)
+    return SimpleNamespace(**values)
 
 
 def steered(engine, draft, settings, num_speculative_tokens=5, **speculative):
-    """The arguments of an engine with Draftwise."""
+    """The arguments of an engine with Draftwise; ``draft`` is ``None`` without a draft model."""
+    method = {"method": "ngram"} if draft is None else {"method": "draft_model", "model": draft}
     return {
         **engine,
         "speculative_config": {
-            "method": "draft_model",
-            "model": draft,
+            **method,
             "num_speculative_tokens": num_speculative_tokens,
             **speculative,
-        },
-        "additional_config": {"draftwise": {"guard": False, **settings}},
-        "worker_cls": WORKER,
-        "async_scheduling": False,
-    }
-
-
-def steered_texts(engine, settings, num_speculative_tokens=5):
-    """The arguments of an engine with Draftwise and without a draft model."""
-    return {
-        **engine,
-        "speculative_config": {
-            "method": "ngram",
-            "num_speculative_tokens": num_speculative_tokens,
         },
         "additional_config": {"draftwise": {"guard": False, **settings}},
         "worker_cls": WORKER,

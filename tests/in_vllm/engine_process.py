@@ -73,10 +73,16 @@ class ByOverlap(ByAgreement):
 
 
 class BothSources(Policy):
-    """Copies for every other request that has a continuation; the others use the draft model."""
+    """Copies for every other request that has a continuation; the others use the draft model.
+
+    Drafts of the model stop after one to four tokens.
+    """
 
     name = "both-sources"
     summary = source = "for a test"
+
+    def keep_drafting(self, position):
+        return torch.tensor([position.index < request % 4 for request in position.requests])
 
     def plan_drafts(self, requests):
         copies = [bool(r.offer) and r.request_id % 2 == 0 for r in requests]

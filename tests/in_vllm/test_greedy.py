@@ -1,26 +1,33 @@
-"""At temperature 0 the tokens equal those of the target alone, with any policy."""
+"""At temperature 0 the tokens equal those of the target alone, with any policy, on both runners.
+
+The kernels of the V2 model runner are interpreted, which is slow, so its cases are smaller.
+"""
 
 import pytest
 from transformers import AutoTokenizer
 
-from .conftest import answer, steered, steered_texts
+from .conftest import answer, steered
 
 pytestmark = pytest.mark.slow
 
-NUM_PROMPTS, MAX_TOKENS = 100, 40
-GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+# By version of the model runner.
+NUM_PROMPTS, MAX_TOKENS = {1: 100, 2: 12}, {1: 40, 2: 16}
+RUNNERS = [1, pytest.param(2, marks=pytest.mark.exhaustive)]
 TASKS = (
     "What is {a} plus {b}? Think step by step.",
     "A train goes {a} miles in {b} minutes. How far does it go in an hour?",
     "Write a Python function that adds {a} to its argument and returns it times {b}.",
     "Anna has {a} apples and gives {b} away. How many are left?",
 )
+# Prompts are processed in parts, and some texts come from the prefix cache.
+IN_CHUNKS = {"enable_prefix_caching": True, "max_num_batched_tokens": 48, "max_num_seqs": 5}
 
 
-def long_and_short_prompts(zoo, count):
+@pytest.fixture(scope="module")
+def prompts(zoo):
     tokenizer = AutoTokenizer.from_pretrained(zoo["target"])
     result = []
-    for number in range(count):
+    for number in range(NUM_PROMPTS[1]):
         text = TASKS[number % len(TASKS)].format(a=7 + 3 * number, b=2 + number)
         # Some share a prefix longer than a block of the cache; some are longer than a chunk.
         text = "Answer in one short sentence, and be careful. " * (number % 3) + text
@@ -29,11 +36,6 @@ def long_and_short_prompts(zoo, count):
         )
         result.append(list(ids))
     return result
-
-
-@pytest.fixture(scope="module")
-def prompts(zoo):
-    return long_and_short_prompts(zoo, NUM_PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -51,119 +53,124 @@ def engine(zoo):
 
 @pytest.fixture(scope="module")
 def expected(engine, prompts):
-    """Tokens of the target alone."""
-    return answer(engine, prompts, GREEDY).tokens
+    """Tokens of the target alone, by the V1 model runner."""
+    return answer(engine, prompts, {"temperature": 0.0, "max_tokens": MAX_TOKENS[1]}).tokens
+
+
+@pytest.fixture(scope="module")
+def check(engine, prompts, expected, zoo):
+    """Runs an engine with Draftwise and compares its tokens with the target's."""
+
+    def run(
+        settings,
+        draft="draft",
+        num_drafted=5,
+        changes=None,
+        num_prompts=None,
+        num_again=0,
+        runner=1,
+        **extra_arguments,
+    ):
+        """The engine's output. The first ``num_again`` prompts occur twice."""
+        count, length = num_prompts or NUM_PROMPTS[runner], MAX_TOKENS[runner]
+        answers = answer(
+            steered({**engine, **(changes or {})}, draft and zoo[draft], settings, num_drafted),
+            prompts[:count] + prompts[:num_again],
+            {"temperature": 0.0, "max_tokens": length},
+            runner,
+            **extra_arguments,
+        )
+        wanted = expected[:count] + expected[:num_again]
+        assert answers.tokens == [tokens[:length] for tokens in wanted]
+        assert not answers.wrong_texts
+        return answers
+
+    return run
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_with_a_companion_in_chunks_and_dropped_tokens(check, zoo, runner):
+    """At these costs many drafted tokens are not verified."""
+    settings = {"policy": "sv", "companion": zoo["companion"]}
+    answers = check(settings, changes=IN_CHUNKS, num_again=8, runner=runner, costs=0.2)
+    assert answers.asked > 5
+    assert answers.smallest_overlap < 0.9
+    assert 0 < answers.sent < answers.drafted
 
 
 @pytest.mark.exhaustive
-def test_texts_with_svip_equal_the_targets(engine, zoo, prompts, expected):
-    settings = {"policy": "svip", "policy_options": {"threshold": 0.8}}
-    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
-    assert answers.tokens == expected
-    assert answers.steps < NUM_PROMPTS * MAX_TOKENS / 16  # it speculates
-    assert 0 < answers.sent == answers.drafted
-
-
-@pytest.mark.exhaustive
-def test_texts_with_the_draft_as_companion_equal_the_targets(engine, zoo, prompts, expected):
+@pytest.mark.parametrize("runner", [1, 2])
+def test_with_the_draft_as_companion(check, zoo, runner):
     settings = {"policy": "sv", "companion": zoo["draft"]}
-    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.1)
-    assert answers.tokens == expected
+    answers = check(settings, runner=runner, costs=0.05)
     assert answers.asked > 5
     assert answers.smallest_overlap > 1 - 1e-3
 
 
-def test_texts_with_a_companion_equal_the_targets(engine, zoo, prompts, expected):
-    settings = {"policy": "sv", "companion": zoo["companion"]}
-    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.1)
-    assert answers.tokens == expected
-    assert answers.asked > 5
-    assert answers.smallest_overlap < 0.9
-    assert answers.sent > 0
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("runner", [1, 2])
+def test_with_svip(check, runner):
+    answers = check({"policy": "svip", "policy_options": {"threshold": 0.8}}, runner=runner)
+    assert answers.steps < NUM_PROMPTS[runner] * MAX_TOKENS[runner] / 4  # it speculates
+    assert 0 < answers.sent == answers.drafted
 
 
 @pytest.mark.exhaustive
-def test_texts_of_prompts_in_chunks_equal_the_targets(engine, zoo, prompts, expected):
-    small = {**engine, "max_num_batched_tokens": 48, "max_num_seqs": 8}
-    settings = {"policy": "sv", "companion": zoo["companion"]}
-    answers = answer(steered(small, zoo["draft"], settings, 3), prompts, GREEDY)
-    assert answers.tokens == expected
-
-
-@pytest.mark.exhaustive
-def test_texts_with_prefix_caching_equal_the_targets(engine, zoo, prompts, expected):
-    cached = {**engine, "enable_prefix_caching": True}
-    settings = {"policy": "sv", "companion": zoo["companion"]}
-    answers = answer(steered(cached, zoo["draft"], settings), prompts + prompts, GREEDY)
-    assert answers.tokens == expected + expected
-
-
-@pytest.mark.exhaustive
-def test_texts_with_dropped_tokens_equal_the_targets(engine, zoo, prompts, expected):
-    """At these costs many drafted tokens are not verified."""
-    settings = {"policy": "sv", "companion": zoo["companion"]}
-    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.2)
-    assert answers.tokens == expected
-    assert answers.sent < answers.drafted
-
-
-@pytest.mark.exhaustive
-def test_texts_of_compiled_models_equal_the_targets(engine, zoo, prompts, expected):
+@pytest.mark.parametrize("draft", ["draft", None])
+def test_of_compiled_models(check, zoo, draft):
     """This is the default configuration, with the default policy."""
-    compiled = {**engine, "enforce_eager": False}
-    settings = {"companion": zoo["companion"]}
-    answers = answer(steered(compiled, zoo["draft"], settings), prompts, GREEDY)
-    assert answers.tokens == expected
+    settings = {"companion": zoo["companion"]} if draft else {}
+    check(settings, draft, changes={"enforce_eager": False})
 
 
 class TestBesideAModel:
     """Continuations of the texts and a draft model in one engine."""
 
-    def test_in_chunks_with_prefix_caching(self, engine, zoo, prompts, expected):
-        """Each prompt occurs twice, so that some texts come from the prefix cache."""
-        changed = {
-            **engine,
-            "enable_prefix_caching": True,
-            "max_num_batched_tokens": 48,
-            "max_num_seqs": 8,
-        }
-        some = prompts[:24] + prompts[:12]
-        arguments = steered(changed, zoo["draft"], {"draft": "suffix"}, 8)
-        answers = answer(arguments, some, GREEDY, costs=0.0)
-        assert answers.tokens == expected[:24] + expected[:12]
+    def test_in_chunks(self, check):
+        answers = check(
+            {"draft": "suffix"},
+            num_drafted=8,
+            changes=IN_CHUNKS,
+            num_prompts=24,
+            num_again=12,
+            costs=0.0,
+        )
         assert 0 < answers.copied < answers.sent
         assert 0 < answers.accepted < answers.sent
         assert answers.texts > answers.steps
-        assert not answers.wrong_texts
+
+    @pytest.mark.parametrize("runner", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+    def test_where_drafts_stop(self, check, runner):
+        """Each request has another draft length. Every other one copies."""
+        answers = check({"draft": "suffix"}, num_prompts=8, runner=runner, rule="both-sources")
+        assert 0 < answers.copied < answers.sent == answers.drafted
+        assert 0 < answers.accepted < answers.sent
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("policy", ["adaptive", "fixed", "svip", "tetris"])
-    def test_with_policies(self, engine, zoo, prompts, expected, policy):
-        settings = {"draft": "suffix", "policy": policy}
-        answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.02)
-        assert answers.tokens == expected
+    def test_with_policies(self, check, policy):
+        answers = check({"draft": "suffix", "policy": policy}, costs=0.02)
         assert answers.accepted > 0
         assert answers.copied > 0
-        assert not answers.wrong_texts
 
 
 class TestTexts:
     """Drafts without a draft model."""
 
-    def test_in_chunks_with_prefix_caching(self, engine, prompts, expected):
-        """Each prompt occurs twice, so that some texts come from the prefix cache."""
-        changed = {
-            **engine,
-            "enable_prefix_caching": True,
-            "max_num_batched_tokens": 48,
-            "max_num_seqs": 8,
-        }
-        some = prompts[:24] + prompts[:12]
-        answers = answer(steered_texts(changed, {"draft": "suffix"}, 8), some, GREEDY, costs=0.0)
-        assert answers.tokens == expected[:24] + expected[:12]
+    @pytest.mark.parametrize("runner", RUNNERS)
+    def test_in_chunks(self, check, runner):
+        answers = check(
+            {"draft": "suffix"},
+            None,
+            8,
+            changes=IN_CHUNKS,
+            num_prompts=24 if runner == 1 else 8,
+            num_again=8,
+            runner=runner,
+            costs=0.0,
+        )
         assert 0 < answers.accepted < answers.sent == answers.drafted
         assert answers.texts > answers.steps
-        assert not answers.wrong_texts
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize(
@@ -177,36 +184,27 @@ class TestTexts:
         ],
         ids=lambda settings: "-".join(map(str, settings.values())),
     )
-    def test_with_policies(self, engine, prompts, expected, settings):
-        answers = answer(steered_texts(engine, settings), prompts, GREEDY)
-        assert answers.tokens == expected
+    def test_with_policies(self, check, settings):
+        answers = check(settings, None)
         assert 0 < answers.accepted <= answers.sent <= answers.drafted
 
     @pytest.mark.exhaustive
-    def test_of_requests_that_are_preempted(self, engine, prompts, expected):
+    def test_of_requests_that_are_preempted(self, check):
         """The cache has room for about half of the requests' texts."""
-        small = {**engine, "num_gpu_blocks_override": 24, "block_size": 32, "max_model_len": 256}
-        del small["kv_cache_memory_bytes"]
-        answers = answer(steered_texts(small, {}, 8), prompts, GREEDY, costs=0.0)
-        assert answers.tokens == expected
+        small = {"num_gpu_blocks_override": 24, "block_size": 32, "max_model_len": 256}
+        changes = {**small, "kv_cache_memory_bytes": None}
+        answers = check({}, None, 8, changes=changes, costs=0.0)
         assert answers.preempted > 10
         assert answers.accepted > 0
-        assert not answers.wrong_texts
 
     @pytest.mark.exhaustive
-    def test_of_compiled_models(self, engine, prompts, expected):
-        compiled = {**engine, "enforce_eager": False}
-        answers = answer(steered_texts(compiled, {}), prompts, GREEDY)
-        assert answers.tokens == expected
-
-    @pytest.mark.exhaustive
-    def test_near_the_maximum_length(self, engine, zoo, prompts):
+    def test_near_the_maximum_length(self, engine, prompts):
         """A request at its maximum length does not change the drafts of the others."""
         longest = max(map(len, prompts[:16])) + 24
         short = {**engine, "max_model_len": longest}
         greedy = {"temperature": 0.0, "max_tokens": longest}
         expected = answer(short, prompts[:16], greedy).tokens
-        answers = answer(steered_texts(short, {}, 8), prompts[:16], greedy, costs=0.0)
+        answers = answer(steered(short, None, {}, 8), prompts[:16], greedy, costs=0.0)
         assert answers.tokens == expected
         assert answers.accepted > 0
         assert not answers.wrong_texts

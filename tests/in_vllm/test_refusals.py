@@ -27,7 +27,8 @@ def shelf(tmp_path_factory):
     return ModelShelf(tmp_path_factory.mktemp("models"))
 
 
-def refused(shelf, settings, **changes):
+def refused(shelf, settings, **speculative):
+    """What the server says at its start."""
     engine = {
         "model": shelf.folder(MODEL),
         "dtype": "float32",
@@ -36,81 +37,21 @@ def refused(shelf, settings, **changes):
         "skip_tokenizer_init": True,
         "kv_cache_memory_bytes": 1 << 28,
     }
-    arguments = {**steered(engine, shelf.folder(MODEL.draft()), settings), **changes}
+    draft = shelf.folder(MODEL.draft())
     with pytest.raises(EngineError) as caught:
-        answer(arguments, [[1, 2]], {"max_tokens": 1})
+        answer(steered(engine, draft, settings, 2, **speculative), [[1, 2]], {"max_tokens": 1})
     return str(caught.value)
 
 
 def test_an_unknown_key_is_refused(shelf):
-    assert "draftwise.companon: unknown key; did you mean 'companion'?" in refused(
-        shelf, {"companon": "x"}
-    )
+    said = refused(shelf, {"companon": "x"})
+    assert "draftwise.companon: unknown key; did you mean 'companion'?" in said
 
 
 @pytest.mark.exhaustive
-def test_a_draft_without_estimates_is_refused_beside_a_draft_model(shelf):
-    assert "set the method of the speculative config to ngram" in refused(shelf, {"draft": "ngram"})
-
-
-@pytest.mark.exhaustive
-def test_sampled_drafts_are_refused_beside_continuations(shelf):
-    speculative = steered({}, shelf.folder(MODEL.draft()), {}, draft_sample_method="probabilistic")
-    changes = {"speculative_config": speculative["speculative_config"]}
-    assert "needs greedy drafts" in refused(shelf, {"draft": "suffix"}, **changes)
-
-
-@pytest.mark.exhaustive
-def test_a_companion_is_refused_without_a_draft_model(shelf):
-    changes = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
-    assert "draftwise.companion: scores the drafts" in refused(shelf, {"companion": "c"}, **changes)
-
-
-@pytest.mark.exhaustive
-def test_an_unknown_policy_is_refused(shelf):
-    assert "policy: unknown policy 'svp'" in refused(shelf, {"policy": "svp"})
-
-
-@pytest.mark.exhaustive
-def test_a_missing_profile_is_refused(shelf):
-    assert "there is no file '/nowhere/p.safetensors'" in refused(
-        shelf, {"profile": "/nowhere/p.safetensors"}
-    )
-
-
-@pytest.mark.exhaustive
-def test_a_profile_of_other_models_is_refused(shelf, tmp_path):
-    path = tmp_path / "p.safetensors"
-    AcceptanceProfile({"target": "a", "draft": "b", "companion": "c"}).save(path)
-    said = refused(shelf, {"profile": str(path)})
-    assert "profile: was made for another target" in said
-
-
-@pytest.mark.exhaustive
-def test_a_profile_of_another_companion_is_refused(shelf, tmp_path):
-    path = tmp_path / "p.safetensors"
-    made_for = {
-        "target": checkpoint_fingerprint(shelf.folder(MODEL)),
-        "draft": checkpoint_fingerprint(shelf.folder(MODEL.draft())),
-        "companion": "another",
-    }
-    AcceptanceProfile(made_for).save(path)
-    settings = {"profile": str(path), "companion": shelf.folder(MODEL.draft(0.2))}
-    said = refused(shelf, settings)
-    assert "profile: was made for another companion" in said
-    assert "another target" not in said
-
-
-@pytest.mark.exhaustive
-def test_a_companion_with_unsupported_heads_is_refused(shelf):
-    other = Recipe(vocab=8, config={**SIZES, "hidden_size": 16})
-    assert "head" in refused(shelf, {"companion": shelf.folder(other)}).lower()
-
-
-@pytest.mark.exhaustive
-def test_a_companion_with_another_vocabulary_is_refused(shelf):
-    other = Recipe(vocab=9, config=SIZES)
-    assert "draftwise.companion" in refused(shelf, {"companion": shelf.folder(other)})
+def test_a_biased_rule_is_refused_with_sampled_drafts(shelf):
+    said = refused(shelf, {"policy": "sv"}, draft_sample_method="probabilistic")
+    assert "greedy drafts only" in said
 
 
 @pytest.mark.exhaustive
@@ -119,16 +60,29 @@ def test_a_companion_that_does_not_exist_is_refused(shelf):
 
 
 @pytest.mark.exhaustive
-def test_a_biased_rule_is_refused_with_sampled_drafts(shelf):
-    changes = {
-        "speculative_config": {
-            "method": "draft_model",
-            "model": shelf.folder(MODEL.draft()),
-            "num_speculative_tokens": 2,
-            "draft_sample_method": "probabilistic",
-        }
+@pytest.mark.parametrize("other", ["target", "companion"])
+def test_a_profile_of_other_models_is_refused(shelf, tmp_path, other):
+    path = tmp_path / "p.safetensors"
+    made_for = {
+        "target": checkpoint_fingerprint(shelf.folder(MODEL)),
+        "draft": checkpoint_fingerprint(shelf.folder(MODEL.draft())),
+        "companion": checkpoint_fingerprint(shelf.folder(MODEL.draft(0.2))),
     }
-    assert "greedy drafts only" in refused(shelf, {"policy": "sv"}, **changes)
+    AcceptanceProfile({**made_for, other: "another"}).save(path)
+    settings = {"profile": str(path), "companion": shelf.folder(MODEL.draft(0.2))}
+    said = refused(shelf, settings)
+    assert f"profile: was made for another {other}" in said
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "model",
+    [Recipe(vocab=8, config={**SIZES, "hidden_size": 16}), Recipe(vocab=9, config=SIZES)],
+    ids=["heads that vLLM does not support", "another vocabulary"],
+)
+def test_a_companion_that_vllm_cannot_run_is_refused(shelf, model):
+    said = refused(shelf, {"companion": shelf.folder(model)})
+    assert ("head" if model.vocab == 8 else "draftwise.companion") in said.lower()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from draftwise.checkpoints.source import locate
 from draftwise.cli.app import app
 from draftwise.errors import DraftwiseError, InvalidParameterError, ModelNotFoundError
 from draftwise.integrations.vllm import command as module
@@ -62,55 +63,46 @@ def test_the_command_has_all_required_arguments():
     assert flags["--port"] == "8001"
 
 
-def test_arguments_of_several_devices_and_sampled_drafts():
-    made = ServeCommand(
-        "zoo:target", "zoo:draft", VllmSettings(), sample_drafts=True, tensor_parallel_size=2
-    )
+@pytest.mark.parametrize(
+    ("draft", "speculative", "settings"),
+    [
+        ("suffix", {"method": "ngram"}, {"draft": "suffix"}),
+        ("ngram", {"method": "ngram"}, {"draft": "ngram"}),
+        ("suffix,zoo:draft", {"method": "draft_model"}, {"draft": "suffix"}),
+        ("zoo:draft", {"method": "draft_model", "draft_sample_method": "probabilistic"}, {}),
+    ],
+)
+def test_arguments_by_what_drafts_on_two_devices(draft, speculative, settings):
+    samples = "draft_sample_method" in speculative
+    made = ServeCommand("zoo:target", draft, VllmSettings(), 8, samples, tensor_parallel_size=2)
     flags = options_of(made.arguments)
-    speculative = json.loads(flags["--speculative-config"])
-    assert speculative["draft_sample_method"] == "probabilistic"
-    assert speculative["draft_tensor_parallel_size"] == 2
+    if "zoo:draft" in draft:
+        speculative["model"] = locate("zoo:draft", "draft")
+        speculative["draft_tensor_parallel_size"] = 2
+    assert json.loads(flags["--speculative-config"]) == {
+        **speculative,
+        "num_speculative_tokens": 8,
+    }
+    assert json.loads(flags["--additional-config"]) == {"draftwise": settings}
     assert flags["--tensor-parallel-size"] == "2"
 
 
-@pytest.mark.parametrize("draft", ["suffix", "ngram"])
-def test_arguments_without_a_draft_model(draft):
-    made = ServeCommand("zoo:target", draft, VllmSettings(), 8, tensor_parallel_size=2)
-    flags = options_of(made.arguments)
-    speculative = json.loads(flags["--speculative-config"])
-    assert speculative == {"method": "ngram", "num_speculative_tokens": 8}
-    assert json.loads(flags["--additional-config"]) == {"draftwise": {"draft": draft}}
-
-
-def test_arguments_with_both_sources():
-    made = ServeCommand("zoo:target", "suffix,zoo:draft", VllmSettings(), 8)
-    flags = options_of(made.arguments)
-    speculative = json.loads(flags["--speculative-config"])
-    assert speculative["method"] == "draft_model"
-    assert (
-        speculative["model"]
-        == json.loads(
-            options_of(ServeCommand("zoo:target", "zoo:draft", VllmSettings()).arguments)[
-                "--speculative-config"
-            ]
-        )["model"]
-    )
-    assert json.loads(flags["--additional-config"]) == {"draftwise": {"draft": "suffix"}}
-
-
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("changes", "said"),
     [
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"extra_arguments": ("--worker-cls=mine",)}, "--worker-cls=mine"),
-        ({"draft": "none"}, "draft"),
+        ({"draft": "none"}, "draft: .*run vllm serve itself"),
         ({"draft": "suffix,none"}, "draft"),
         ({"draft": "deepseek_mtp"}, "draft"),
         ({"settings": VllmSettings(policy="fixed", companion="c")}, "draftwise.companion"),
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
-        ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
+        (
+            {"settings": VllmSettings(policy="sv"), "sample_drafts": True},
+            "draftwise.policy: .*leave out --sample-drafts",
+        ),
         ({"draft": "zoo:draft,suffix"}, "draft"),
         ({"draft": "suffix,zoo:draft,zoo:companion"}, "draft"),
         ({"draft": "suffix,ngram"}, "draft"),
@@ -125,11 +117,11 @@ def test_arguments_with_both_sources():
         ({"draft": "suffix", "settings": VllmSettings(companion="c")}, "draftwise.companion"),
     ],
 )
-def test_invalid_values_are_refused(changes, field):
+def test_invalid_values_are_refused(changes, said):
     values = {"target": "zoo:target", "draft": "zoo:draft", "settings": VllmSettings()}
-    with pytest.raises(InvalidParameterError) as caught:
+    with pytest.raises(InvalidParameterError, match=said) as caught:
         ServeCommand(**{**values, **changes})
-    assert caught.value.field == field
+    assert caught.value.field == said.partition(":")[0]
 
 
 @pytest.mark.parametrize(
@@ -172,16 +164,6 @@ def test_every_spelling_of_a_reserved_flag_is_refused(argument):
 def test_other_arguments_are_passed_on(arguments):
     made = ServeCommand("zoo:target", "zoo:draft", VllmSettings(), extra_arguments=arguments)
     assert tuple(made.arguments[-len(arguments) :]) == arguments
-
-
-def test_no_draft_is_refused_with_what_to_do():
-    with pytest.raises(InvalidParameterError, match="run vllm serve itself"):
-        ServeCommand("zoo:target", "none", VllmSettings())
-
-
-def test_sampled_drafts_of_other_policies_name_the_flag():
-    with pytest.raises(InvalidParameterError, match="leave out --sample-drafts"):
-        ServeCommand("zoo:target", "zoo:draft", VllmSettings(policy="sv"), sample_drafts=True)
 
 
 @pytest.mark.parametrize(
@@ -282,18 +264,8 @@ def wait_until(condition):
 
 def test_the_printed_command(monkeypatch):
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    given = [
-        "zoo:target",
-        "--draft",
-        "zoo:draft",
-        "--policy",
-        "svip",
-        "--print",
-        "--",
-        "--port",
-        "9",
-    ]
-    done = CliRunner().invoke(app, ["vllm-serve", *given])
+    given = "vllm-serve zoo:target --draft zoo:draft --policy svip --print -- --port 9"
+    done = CliRunner().invoke(app, given.split())
     assert done.exit_code == 0, done.output
     begin = "VLLM_USE_V2_MODEL_RUNNER=0 PROMETHEUS_MULTIPROC_DIR=$(mktemp -d) vllm serve "
     assert done.stdout.startswith(begin)

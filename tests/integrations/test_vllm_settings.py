@@ -111,9 +111,8 @@ def test_policies_that_look_at_dropped_tokens_are_refused_with_sampled_drafts():
 
 
 class TestVersions:
-    @pytest.mark.parametrize("short", TESTED)
-    def test_tested_versions_are_accepted(self, short):
-        check_version(f"{short}.0")
+    def test_the_tested_version_is_accepted(self):
+        check_version(f"{TESTED[0]}.{TESTED[1]}.0")
 
     def test_untested_versions_cause_a_warning(self):
         with pytest.warns(DraftwiseWarning, match="9.1.0 was not tested"):

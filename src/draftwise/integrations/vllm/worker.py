@@ -30,11 +30,6 @@ check_version(vllm_version())
 _GUESSED_SECONDS, _GUESSED_PER_TOKEN = 0.02, 0.02
 _GUESSED_DRAFT = 0.1
 _MAX_TOKENS = 4096
-# Settings of vLLM that change how drafts are made or verified, and why they are refused.
-_UNSUPPORTED = {
-    "disable_padded_drafter_batch": "Draftwise drafts in padded batches only",
-    "parallel_drafting": "Draftwise drafts token by token",
-}
 
 
 def steered_drafter(runner: Any, device: torch.device) -> Any:
@@ -126,38 +121,51 @@ def check_config(config: VllmConfig) -> None:
         raise InvalidParameterError(
             "speculative_config", f"is missing; set a draft model, or the method {TEXT_METHOD}"
         )
-    if speculative.method not in ("draft_model", TEXT_METHOD):
-        raise InvalidParameterError(
+    refusals = (
+        (
+            speculative.method not in ("draft_model", TEXT_METHOD),
             "speculative_config.method",
             f"must be draft_model, or {TEXT_METHOD} for drafts without a model",
-        )
-    if config.scheduler_config.async_scheduling:
-        raise InvalidParameterError(
-            "async_scheduling", "drafts of different lengths need --no-async-scheduling"
-        )
-    if config.parallel_config.data_parallel_size > 1:
-        raise InvalidParameterError(
+        ),
+        (
+            config.scheduler_config.async_scheduling,
+            "async_scheduling",
+            "drafts of different lengths need --no-async-scheduling",
+        ),
+        (
+            config.parallel_config.data_parallel_size > 1,
             "data_parallel_size",
             "ranks that share experts must have equal draft lengths; run one server per replica",
-        )
-    if speculative.use_heterogeneous_vocab or speculative.use_local_argmax_reduction:
-        raise InvalidParameterError(
+        ),
+        (
+            speculative.use_heterogeneous_vocab or speculative.use_local_argmax_reduction,
             "speculative_config",
             "use_heterogeneous_vocab and use_local_argmax_reduction hide the draft's distribution",
-        )
-    if speculative.rejection_sample_method == "synthetic":
-        raise InvalidParameterError(
+        ),
+        (
+            speculative.rejection_sample_method == "synthetic",
             "speculative_config.rejection_sample_method",
             "synthetic accepts tokens at random and changes the output; use standard or block",
-        )
-    for name, reason in _UNSUPPORTED.items():
-        if getattr(speculative, name):
-            raise InvalidParameterError(f"speculative_config.{name}", reason)
-    if speculative.enable_adaptive_verification:
-        raise InvalidParameterError(
+        ),
+        (
+            speculative.disable_padded_drafter_batch,
+            "speculative_config.disable_padded_drafter_batch",
+            "Draftwise drafts in padded batches only",
+        ),
+        (
+            speculative.parallel_drafting,
+            "speculative_config.parallel_drafting",
+            "Draftwise drafts token by token",
+        ),
+        (
+            speculative.enable_adaptive_verification,
             "speculative_config.enable_adaptive_verification",
             "is vLLM's own selection of what to verify, which Draftwise replaces; turn it off",
-        )
+        ),
+    )
+    for is_refused, field, reason in refusals:
+        if is_refused:
+            raise InvalidParameterError(field, reason)
 
 
 def _latency(settings: VllmSettings) -> LatencyModel:
