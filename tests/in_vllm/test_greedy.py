@@ -164,8 +164,8 @@ class TestTexts:
             None,
             8,
             changes=IN_CHUNKS,
-            num_prompts=24 if runner == 1 else 8,
-            num_again=8,
+            num_prompts=min(24, NUM_PROMPTS[runner]),
+            num_again=12,
             runner=runner,
             costs=0.0,
         )
