@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from draftwise import devices
-from draftwise.training.muon import Muon, orthogonalized
+from draftwise.training.optimizers import Muon, orthogonalized
 
 SHAPES = (8, 8), (6, 20), (20, 6)
 

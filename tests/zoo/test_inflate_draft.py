@@ -69,27 +69,34 @@ def weights(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def stored(weights, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "_WEIGHTS", weights)
-    monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(scope="module", autouse=True)
+def stored(weights, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundled, "_WEIGHTS", weights)
+        patch.setenv("DRAFTWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
-def drafted(target, draft):
-    """Texts of a target, and of each request the numbers of drafted and of accepted tokens."""
-    speculation = unguarded(draft, policy="fixed", num_speculative_tokens=4)
-    llm = LLM(target, speculation, dtype="float32", max_batch_size=3, max_model_len=48)
-    outputs = llm.generate(PROMPTS, GREEDY)
-    counts = [(o.speculation.num_drafted, o.speculation.num_accepted) for o in outputs]
-    return [output.token_ids for output in outputs], counts
+@pytest.fixture(scope="module")
+def targets(stored):
+    """The target and the inflated one, by the suffix of their names."""
+    return {
+        size: LLM(f"zoo:target{size}", dtype="float32", max_batch_size=3, max_model_len=48)
+        for size in ("", f"@{SIZE}")
+    }
 
 
 @pytest.mark.parametrize("draft", ["plain", "normed", "early"])
-def test_the_same_tokens_are_drafted(draft):
-    texts, counts = drafted("zoo:target", f"zoo:{draft}")
-    larger = drafted(f"zoo:target@{SIZE}", f"zoo:{draft}@{SIZE}")
-    assert larger == (texts, counts)
-    assert sum(accepted for _, accepted in counts)
+def test_the_same_tokens_are_drafted(targets, draft):
+    found = []
+    for size, target in targets.items():
+        speculation = unguarded(f"zoo:{draft}{size}", policy="fixed", num_speculative_tokens=4)
+        outputs = target.with_speculation(speculation).generate(PROMPTS, GREEDY)
+        found.append(
+            [(o.token_ids, o.speculation.num_drafted, o.speculation.num_accepted) for o in outputs]
+        )
+    assert found[0] == found[1]
+    assert sum(accepted for *_, accepted in found[0])
 
 
 def test_an_inflated_draft_has_the_sizes_of_the_inflated_target():
