@@ -4,6 +4,7 @@ import pytest
 
 from draftwise import LLM, SamplingParams, zoo
 from draftwise.errors import UnsupportedModelError
+from draftwise.zoo import bundled
 
 from ..stand_ins import unguarded
 
@@ -35,7 +36,9 @@ def expected(target):
 def inflated(tmp_path_factory):
     """The target with 40 million parameters, in a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DRAFTWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # The kernels stay in the user's cache, as compiling them takes minutes.
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr(bundled, "cache_folder", lambda: cache)
         yield LLM("zoo:target@40m", dtype="float32", max_batch_size=4, max_model_len=256)
 
 

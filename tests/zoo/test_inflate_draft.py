@@ -73,7 +73,9 @@ def weights(tmp_path_factory):
 def stored(weights, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundled, "_WEIGHTS", weights)
-        patch.setenv("DRAFTWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # The kernels stay in the user's cache, as compiling them takes minutes.
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr(bundled, "cache_folder", lambda: cache)
         yield
 
 
