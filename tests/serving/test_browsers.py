@@ -6,7 +6,6 @@ import pytest
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.settings import ServerSettings
 
-from ..refusals import error_of
 from .conftest import ZOO
 from .running import running
 
@@ -32,31 +31,34 @@ def allowed(response):
     return response.headers.get("access-control-allow-origin")
 
 
-def test_an_allowed_origin_can_read_answers_and_errors(shared):
-    for body, headers, status in [
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
         ({"prompt": "a", "max_tokens": 1}, {"Authorization": "Bearer key"}, 200),
         ({"prompt": "a", "max_tokens": 1}, {}, 401),
         ({"prompt": "a" * 2000}, {"Authorization": "Bearer key"}, 413),
         ({"prompt": 5}, {"Authorization": "Bearer key"}, 400),
-    ]:
-        with shared.client(headers=headers) as client:
-            for origin, expected in ((PAGE, PAGE), ("https://other.example", None)):
-                answer = client.post("/v1/completions", json=body, headers={"Origin": origin})
-                assert answer.status_code == status, body
-                assert allowed(answer) == expected, body
+    ],
+)
+def test_an_allowed_origin_can_read_answers_and_errors(shared, body, headers, status):
+    with shared.client(headers=headers) as client:
+        for origin, expected in ((PAGE, PAGE), ("https://other.example", None)):
+            answer = client.post("/v1/completions", json=body, headers={"Origin": origin})
+            assert answer.status_code == status
+            assert allowed(answer) == expected
 
 
 def test_the_key_is_checked_before_the_body_is_read(shared):
-    for path in ["/v1/completions", "/v1/chat/completions", "/tokenize"]:
-        kinds = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
-        with shared.client() as client:
-            for headers in (*kinds, {**kinds[0], "Authorization": "Basic key"}):
-                answer = client.post(path, content=b"{", headers=headers)
-                assert answer.status_code == 401, path
-                assert answer.json()["error"]["param"] == "api_key", path
-            known = {"Authorization": "bearer key"}
-            assert client.post(path, content=b"{", headers=kinds[0] | known).status_code == 400
-            assert client.post(path, content=b"{", headers=kinds[1] | known).status_code == 415
+    kinds = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
+    path = "/v1/chat/completions"
+    with shared.client() as client:
+        for headers in (*kinds, {**kinds[0], "Authorization": "Basic key"}):
+            answer = client.post(path, content=b"{", headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["param"] == "api_key"
+        known = {"Authorization": "bearer key"}
+        assert client.post(path, content=b"{", headers=kinds[0] | known).status_code == 400
+        assert client.post(path, content=b"{", headers=kinds[1] | known).status_code == 415
 
 
 def test_preflight_requests_are_answered(shared):
@@ -83,26 +85,23 @@ def test_cross_origin_requests_are_denied_by_default(client):
 
 
 def test_invalid_origins_are_refused():
-    for origin in ["page.example", "https://page.example/path", "", "https://"]:
-        error_of(
-            ServerSettings,
-            allowed_origins=(origin,),
-            error=InvalidParameterError,
-            match="allowed_origins",
-        )
+    for origin in ("page.example", "https://page.example/path", "", "https://"):
+        with pytest.raises(InvalidParameterError, match="allowed_origins"):
+            ServerSettings(allowed_origins=(origin,))
 
 
 def test_a_model_is_found_by_its_quoted_name(shared):
-    for name in ["org/some model", "org%2Fsome%20model", "org/some%20model"]:
-        with shared.client(headers={"Authorization": "Bearer key"}) as client:
+    with shared.client(headers={"Authorization": "Bearer key"}) as client:
+        for name in ("org/some model", "org%2Fsome%20model", "org/some%20model"):
             found = client.get(f"/v1/models/{name}")
-            assert found.status_code == 200, name
-            assert found.json() == client.get("/v1/models").json()["data"][0], name
+            assert found.status_code == 200
+            assert found.json() == client.get("/v1/models").json()["data"][0]
 
 
 def test_openai_client_retrieves_a_model(server, shared):
     for each, name in ((server, "zoo:target"), (shared, "org/some model")):
         with openai.OpenAI(base_url=f"{each.url}/v1", api_key="key") as tools:
+            assert [model.id for model in tools.models.list()] == [name]
             assert tools.models.retrieve(name).id == name
             with pytest.raises(openai.NotFoundError) as refused:
                 tools.models.retrieve("org/other")

@@ -2,24 +2,13 @@
 
 import json
 
-import pytest
-
-from draftwise.llm import LLM
 from draftwise.params import SamplingParams
 from draftwise.serving import openapi
-
-from .conftest import ZOO
 
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
 CHAT = [{"role": "user", "content": "What is 2 plus 3?"}]
 TEXT = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def offline():
-    """The same target without speculation, in this process."""
-    return LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
 
 
 def events(response):
@@ -154,7 +143,6 @@ def test_errors_name_the_field(client):
         (TEXT, {"prompt": "a", "best_of": 3}, 400, "best_of"),
         (TEXT, {"prompt": "a", "speculation": {"policy": "no"}}, 400, "policy"),
         (TEXT, {"prompt": "a", "speculation": {"lenience": 0}}, 400, "speculation.lenience"),
-        (TEXT, {"prompt": "\ud800"}, 400, "body"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}, 3]}, 400, "messages[1]"),
         ("/tokenize", {}, 400, "prompt"),
@@ -167,13 +155,6 @@ def test_errors_name_the_field(client):
             error = openapi.ErrorBody.model_validate(response.json()).error
             assert (error.param, error.code) == (param, status)
             assert error.message
-
-
-def test_bodies_that_are_not_json_are_refused(client):
-    for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1e999}'):
-        response = client.post(TEXT, content=content, headers=JSON)
-        assert response.status_code == 400
-        openapi.ErrorBody.model_validate(response.json())
 
 
 def test_health_version_and_metrics_are_served(client):

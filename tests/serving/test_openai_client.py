@@ -6,13 +6,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from draftwise.llm import LLM
 from draftwise.params import SamplingParams
-from draftwise.serving.settings import ServerSettings
 
-from .conftest import ZOO
-from .running import running
-from .test_tools import ADD, TEMPLATE
+from .test_tools import ADD
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +18,9 @@ SHORT = {"model": MODEL, "max_tokens": 32, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def tools():
+def tools(tooled):
     """The client of a server whose chat template supports tools."""
-    with (
-        running(ZOO, ServerSettings(chat_template=TEMPLATE)) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client,
-    ):
+    with openai.OpenAI(base_url=f"{tooled.url}/v1", api_key="-", max_retries=0) as client:
         yield client
 
 
@@ -69,8 +62,14 @@ def test_streaming_helper_of_the_client(tools):
 def test_logprobs_of_a_chat(tools):
     answer = tools.chat.completions.create(messages=ASKED, **SHORT, logprobs=True, top_logprobs=3)
     content = answer.choices[0].logprobs.content
-    assert "".join(each.token for each in content) == answer.choices[0].message.content
-    assert all(len(each.top_logprobs) == 3 for each in content)
+    text = answer.choices[0].message.content
+    assert "".join(each.token for each in content) == text
+    assert bytes(byte for each in content for byte in each.bytes).decode() == text
+    for each in content:
+        # Greedy decoding takes the most likely token.
+        assert each.top_logprobs[0].token == each.token
+        assert each.top_logprobs[0].logprob == pytest.approx(each.logprob)
+        assert len(each.top_logprobs) == 3
 
 
 def add(a, b):
@@ -136,14 +135,7 @@ def test_parse_calls_into_pydantic_models(tools):
     assert isinstance(call.function.parsed_arguments, Add)
 
 
-def test_the_served_model_is_listed(tools):
-    assert [model.id for model in tools.models.list()] == [MODEL]
-    assert tools.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        tools.models.retrieve("org/other")
-
-
-def test_completions_with_echo_and_logprobs(tools):
+def test_completions_with_echo_and_logprobs(tools, offline):
     """Log-probabilities of the prompt equal those of the engine in this process."""
     prompt = "Question: What is 2 plus 3?\nAnswer:"
     answer = tools.completions.create(
@@ -152,9 +144,8 @@ def test_completions_with_echo_and_logprobs(tools):
     logprobs = answer.choices[0].logprobs
     assert answer.choices[0].text == "".join(logprobs.tokens) == prompt
     assert logprobs.token_logprobs[0] is None
-    llm = LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
     params = SamplingParams(max_tokens=0, prompt_logprobs=1)
-    expected = llm.generate(prompt, params)[0].prompt_logprobs[1:]
+    expected = offline.generate(prompt, params)[0].prompt_logprobs[1:]
     assert logprobs.token_logprobs[1:] == pytest.approx([e.logprob for e in expected], abs=1e-4)
 
 

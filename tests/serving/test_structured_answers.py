@@ -5,12 +5,10 @@ import math
 from dataclasses import replace
 
 import jsonschema_rs
-import openai
 import pytest
 from transformers import AutoTokenizer
 
 from draftwise.checkpoints.source import locate
-from draftwise.llm import LLM
 from draftwise.outputs import TokenLogprobs, TokenSource
 from draftwise.params import SamplingParams
 from draftwise.serving.answers import CompletionFormat, Echo
@@ -18,7 +16,6 @@ from draftwise.serving.messages import Piece
 from draftwise.serving.tokenizing import TokenTexts
 from draftwise.structured_outputs import StructuredOutputs
 
-from .conftest import ZOO
 from .test_completions import CHAT, PROMPT, ask, events
 
 SCHEMA = {
@@ -32,12 +29,6 @@ SCHEMA = {
 }
 LARGE = {"enum": [str(number) for number in range(60_000)]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
-
-
-@pytest.fixture(scope="module")
-def offline():
-    """The same target without speculation, in this process."""
-    return LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
 
 
 def test_logprobs_are_those_of_the_target(client, offline):
@@ -69,26 +60,6 @@ def test_streamed_logprobs_equal_those_of_the_answer(client):
             assert joined == values
         elif name == "token_logprobs":
             assert joined == pytest.approx(values, abs=1e-4)
-
-
-def test_openai_client_parses_logprobs(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as tools:
-        answer = tools.chat.completions.create(
-            model="zoo:target",
-            messages=CHAT,
-            max_tokens=12,
-            temperature=0,
-            logprobs=True,
-            top_logprobs=2,
-        )
-    choice = answer.choices[0]
-    content = choice.logprobs.content
-    assert bytes(byte for each in content for byte in each.bytes).decode() == choice.message.content
-    for each in content:
-        # Greedy decoding takes the most likely token.
-        assert each.top_logprobs[0].token == each.token
-        assert each.top_logprobs[0].logprob == pytest.approx(each.logprob)
-        assert len(each.top_logprobs) == 2
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -16,22 +16,6 @@ from .test_completions import CHAT, ask, events
 pytestmark = pytest.mark.slow
 
 PATH = "/v1/chat/completions"
-# A short version of Hermes' and Qwen's templates.
-TEMPLATE = (
-    "{% for tool in tools or [] %}"
-    "Tool {{ tool.function.name }}: {{ tool | tojson }}{{ '\\n' }}"
-    "{% endfor %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'tool' %}"
-    "Result of {{ message.tool_call_id }}: {{ message.content }}"
-    "{% else %}"
-    "{{ message.role }}: {{ message.content }}"
-    "{% for call in message.tool_calls or [] %}"
-    "<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}{% endif %}{{ '\\n' }}"
-    "{% endfor %}"
-    "assistant:"
-)
 ADD = {
     "type": "function",
     "function": {
@@ -61,13 +45,6 @@ TALKS = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": "5"},
 ]
-
-
-@pytest.fixture(scope="module")
-def tooled():
-    """A server whose chat template supports tools, like that of Hermes."""
-    with running(ZOO, ServerSettings(chat_template=TEMPLATE)) as server:
-        yield server
 
 
 @pytest.fixture

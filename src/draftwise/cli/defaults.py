@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from draftwise.cli.flags import flag_of, was_given
+from draftwise.cli.options import SPECULATION_OPTIONS
 from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import InvalidParameterError
 from draftwise.speculation import SpeculationConfig
@@ -22,26 +23,9 @@ _ZOO_PREFIX = "zoo:"
 # "draft:int8" is the quantised draft, whichever model that is.
 _DRAFT_ITSELF = "draft:"
 _POLICY_WITHOUT_DRAFT = "none"
-# Options that have no effect without a draft.
-_DRAFT_OPTIONS = (
-    "companion",
-    "policy",
-    "policies",
-    "policy_options",
-    "num_speculative_tokens",
-    "tree_width",
-    "verification",
-    "guard",
-    "lenience",
-    "profile",
-    "latency_profile",
-    "corpus",
-    "remember_outputs",
-    "overlap",
-    "draft_replicas",
-)
-# Options that have no effect without a draft model.
+# Options that have no effect without a draft model, and those that have none without a draft.
 _MODEL_OPTIONS = ("overlap", "draft_replicas")
+_DRAFT_OPTIONS = ("policies", *SPECULATION_OPTIONS.own, *_MODEL_OPTIONS)
 
 
 @dataclass(frozen=True)
