@@ -57,7 +57,7 @@ def test_other_options_beside_the_whole_configuration(refusal):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(("serve", "zoo:target"), marks=pytest.mark.slow),
+        pytest.param(("serve", "zoo:target", "--port", "0"), marks=pytest.mark.slow),
         ("chat", "zoo:target"),
         ("generate", "a", "--target", "zoo:target"),
     ],
