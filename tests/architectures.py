@@ -44,9 +44,6 @@ def continuation(models, family, index):
     ids = torch.tensor([PROMPTS[index]])
     with torch.inference_mode():
         text = models.reference(ALL[family]).generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False
         )
     return text[0, ids.shape[1] :].tolist()

@@ -1,7 +1,6 @@
 """``LLM``: prompts of every kind, parameters per prompt, and speculation settings."""
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -336,11 +335,6 @@ class TestMemory:
     def test_other_systems(self, monkeypatch):
         monkeypatch.setattr(Path, "read_text", lambda self: "MemFree: 10 kB")
         assert cache_bytes(None, torch.device("cpu")) > 10**8
-
-    def test_systems_without_memory_information(self, monkeypatch):
-        monkeypatch.setattr(Path, "read_text", lambda self: "")
-        monkeypatch.delattr(os, "sysconf")
-        assert cache_bytes(None, torch.device("cpu")) is None
 
     def test_explicit_size_takes_precedence(self):
         assert cache_bytes(0.5, torch.device("cpu")) == 2**29

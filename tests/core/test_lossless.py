@@ -141,7 +141,7 @@ def test_the_target_distribution_within_rounding_in_float32(speculation, rule):
     assert total_variation(law.joint, speculation.target.joint()) < 1e-5
 
 
-@exact_test
+@settings(exact_test, max_examples=40)
 @given(speculations())
 def test_block_verification_accepts_at_least_as_much(speculation):
     token = exact_law(speculation, RULES["token"]).num_accepted
@@ -151,7 +151,7 @@ def test_block_verification_accepts_at_least_as_much(speculation):
         assert block == pytest.approx(token, abs=1e-9)
 
 
-@exact_test
+@settings(exact_test, max_examples=40)
 @given(speculations())
 def test_expected_number_of_accepted_tokens(speculation):
     """The sum over prefixes: of Π min(p, q′) for token, of q′(prefix)·p_i(prefix) for block."""

@@ -367,11 +367,6 @@ def test_top_p_of_zero_keeps_the_most_likely_token():
     assert probabilities(logits, controls).tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
-def test_logits_without_controls_are_not_copied():
-    logits = random_logits(0, 3, 11, 1.0)
-    assert control_logits(logits, LogitControls(TEMPERATURE, all_greedy=False)) is logits
-
-
 def test_the_logits_of_the_caller_are_not_modified():
     case = Case(
         [Row(0.8, 3, 0.9, 0.1, 1.2, 0.3, 0.4, ((2, 1.0),)), Row(temperature=0.0)],
@@ -453,10 +448,3 @@ class TestMasks:
         p = probabilities(logits, controls.masked(mask))
         assert torch.equal(p[1], probabilities(logits, controls)[1])
         assert p[0, ::2].count_nonzero() == 0
-
-    def test_selected_rows_keep_their_masks(self):
-        mask = torch.zeros(3, 4)
-        mask[1, 2] = -torch.inf
-        controls = LogitControls(torch.ones(3), all_greedy=False).masked(mask)
-        assert torch.equal(controls.rows(torch.tensor([1, 1, 0])).mask, mask[[1, 1, 0]])
-        assert controls.masked(None) is controls

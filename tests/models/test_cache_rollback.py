@@ -11,6 +11,7 @@ from draftwise.errors import NumericalError
 from draftwise.models.loading import load_model
 from draftwise.models.segment import Segment
 
+from ..levels import exhaustive_unless
 from ..tiny_models import Recipe
 
 VOCAB = 16
@@ -88,7 +89,10 @@ histories = st.lists(st.tuples(feeds, rollbacks), min_size=1, max_size=8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", RECIPES)
+@pytest.mark.parametrize(
+    "family",
+    exhaustive_unless(lambda name: name in ("llama", "gpt2", "window", "gpt_oss"), RECIPES),
+)
 @property_test
 @given(histories, st.integers(0, 10**6))
 def test_logits_depend_only_on_kept_tokens(models, family, history, seed):
@@ -143,22 +147,6 @@ def test_a_shorter_text_ignores_stale_keys_of_a_cleared_slot(machine):
     # Slot 1 is read with the length of slot 0. Its stale keys must have no effect.
     machine.forward({0: [3], 1: [4] * 11})
     machine.forward({0: [5], 1: [6]})
-
-
-def test_without_logit_rows_no_logits_are_computed(machine):
-    segments = [Segment(0, 0, 3)]
-    assert machine.model.forward(machine.cache, [1, 2, 3], segments, None) is None
-    machine.texts[0] = [1, 2, 3]
-    machine.forward({0: [4]})
-
-
-def test_logits_of_selected_tokens(machine):
-    with torch.inference_mode():
-        segments = [Segment(1, 0, 3), Segment(4, 0, 2)]
-        logits = machine.model.forward(machine.cache, [1, 2, 3, 4, 5], segments, [4, 0])
-        first = machine.reference(input_ids=torch.tensor([[4, 5]])).logits[0, -1]
-        second = machine.reference(input_ids=torch.tensor([[1]])).logits[0, -1]
-    torch.testing.assert_close(logits, torch.stack([first, second]), rtol=1e-3, atol=1e-3)
 
 
 def test_a_cleared_cache_slot_holds_no_stale_nans(machine):

@@ -1,6 +1,7 @@
 """Folders of heads of EAGLE-1 and EAGLE-2 are recognised and read; wrong ones are refused."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from draftwise.checkpoints.heads import (
 from draftwise.distillation.start import read_start
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 
+from ..refusals import error_of
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_models import Recipe
 
@@ -24,33 +26,34 @@ SPECULATORS = EagleRecipe("speculators")
 NORMED = SPECULATORS.changed(layernorms=True, bias=True)
 
 
-@pytest.mark.parametrize("head", [HEAD, HEAD.changed(bias=True), HEAD.changed(bias=None), NORMED])
-@pytest.mark.parametrize("pickled", [False, True])
-def test_folders_are_read(tmp_path, head, pickled):
-    folder = head.save(tmp_path, pickled=pickled)
-    assert find_head(folder) == tmp_path
-    config, weights = read_head(folder)
-    assert config.kind is HeadKind.EAGLE
-    assert config.layout == HeadLayout(head.layout)
-    assert config.states_of(7) == (7,)
-    assert (config.draft_vocab_size, config.target_vocab_size, config.num_layers) == (8, 8, 1)
-    assert config.layernorms is head.layernorms
-    assert weights.target_ids.tolist() == list(range(8))
-    expected = head.tensors()
-    assert weights.tensors.keys() == expected.keys()
-    assert all(torch.equal(weights.tensors[name], each) for name, each in expected.items())
+def test_folders_are_read(tmp_path):
+    for head in [HEAD, HEAD.changed(bias=True), HEAD.changed(bias=None), NORMED]:
+        for pickled in [False, True]:
+            folder = head.save(tmp_path / str(pickled), pickled=pickled)
+            assert find_head(folder) == Path(folder), head
+            config, weights = read_head(folder)
+            assert config.kind is HeadKind.EAGLE, head
+            assert config.layout == HeadLayout(head.layout)
+            assert config.states_of(7) == (7,), head
+            sizes = config.draft_vocab_size, config.target_vocab_size, config.num_layers
+            assert sizes == (8, 8, 1), head
+            assert config.layernorms is head.layernorms
+            assert weights.target_ids.tolist() == list(range(8)), head
+            expected = head.tensors()
+            assert weights.tensors.keys() == expected.keys(), head
+            assert all(torch.equal(weights.tensors[name], each) for name, each in expected.items())
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle", "EagleLlamaForCausalLM"])
-def test_heads_are_recognised_by_their_architecture(tmp_path, name):
+def test_heads_are_recognised_by_their_architecture(tmp_path):
     """Heads of several layers are, too."""
-    head = HEAD.changed(num_layers=2, settings={"architectures": [name]})
-    folder = head.save(tmp_path)
-    assert find_head(folder) == tmp_path
-    config, weights = read_head(folder)
-    assert config.num_layers == 2
-    assert "layers.1.input_layernorm.weight" in weights.tensors
-    assert "layers.0.input_layernorm.weight" not in weights.tensors
+    for name in ["LlamaForCausalLMEagle", "EagleLlamaForCausalLM"]:
+        head = HEAD.changed(num_layers=2, settings={"architectures": [name]})
+        folder = head.save(tmp_path)
+        assert find_head(folder) == tmp_path, name
+        config, weights = read_head(folder)
+        assert config.num_layers == 2, name
+        assert "layers.1.input_layernorm.weight" in weights.tensors, name
+        assert "layers.0.input_layernorm.weight" not in weights.tensors, name
 
 
 def test_models_of_one_layer_are_no_heads(tmp_path, models):
@@ -152,9 +155,8 @@ def test_buffers_of_older_files_are_ignored(tmp_path):
     assert weights.tensors.keys() == HEAD.tensors().keys()
 
 
-@pytest.mark.parametrize(
-    ("head", "changes", "message"),
-    [
+def test_wrong_configurations_are_refused(tmp_path):
+    for head, changes, message in [
         (SPECULATORS, {"speculators_model_type": "mlp"}, "of type 'mlp'; supported are .*'eagle'"),
         (SPECULATORS, {"transformer_layer_config": None}, "no transformer_layer_config"),
         (
@@ -177,57 +179,65 @@ def test_buffers_of_older_files_are_ignored(tmp_path):
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
             "position scaling 'dynamic' depends on the length",
         ),
-    ],
-)
-def test_wrong_configurations_are_refused(tmp_path, head, changes, message):
-    with pytest.raises(UnsupportedModelError, match=message) as caught:
-        read_head(head.save(tmp_path, changes=changes))
-    assert caught.value.field == "draft"
-    assert "\n" not in caught.value.message
+    ]:
+        caught = error_of(
+            read_head,
+            head.save(tmp_path, changes=changes),
+            error=UnsupportedModelError,
+            match=message,
+        )
+        assert caught.field == "draft", head
+        assert "\n" not in caught.message, head
 
 
-@pytest.mark.parametrize("head", [HEAD, SPECULATORS])
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        # EAGLE-3's head reads three states, and some heads read the states only.
-        ({"fc.weight": torch.zeros(16, 48)}, r"fc.weight .* shape \[16, 48\], .* \[16, 32\]"),
-        ({"fc.weight": torch.zeros(16, 16)}, r"fc.weight .* shape \[16, 16\], .* \[16, 32\]"),
-        ({"d2t": torch.arange(8)}, "has a tensor 'd2t', which no EAGLE-1 or EAGLE-2 head"),
-        ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
-        ({"layers.0.input_layernorm.weight": torch.ones(16)}, "has a tensor 'layers.0.input_"),
-        ({"layers.0.mlp.up_proj.weight": torch.zeros(24, 8)}, r"up_proj.weight .*\[24, 8\]"),
-    ],
-)
-def test_wrong_tensors_are_refused(tmp_path, head, tensors, message):
-    with pytest.raises(UnsupportedModelError, match=message) as caught:
-        read_head(head.save(tmp_path, tensors=tensors))
-    assert "\n" not in caught.value.message
+def test_wrong_tensors_are_refused(tmp_path):
+    for head in [HEAD, SPECULATORS]:
+        for tensors, message in [
+            # EAGLE-3's head reads three states, and some heads read the states only.
+            ({"fc.weight": torch.zeros(16, 48)}, r"fc.weight .* shape \[16, 48\], .* \[16, 32\]"),
+            ({"fc.weight": torch.zeros(16, 16)}, r"fc.weight .* shape \[16, 16\], .* \[16, 32\]"),
+            ({"d2t": torch.arange(8)}, "has a tensor 'd2t', which no EAGLE-1 or EAGLE-2 head"),
+            ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
+            ({"layers.0.input_layernorm.weight": torch.ones(16)}, "has a tensor 'layers.0.input_"),
+            ({"layers.0.mlp.up_proj.weight": torch.zeros(24, 8)}, r"up_proj.weight .*\[24, 8\]"),
+        ]:
+            caught = error_of(
+                read_head,
+                head.save(tmp_path, tensors=tensors),
+                error=UnsupportedModelError,
+                match=message,
+            )
+            assert "\n" not in caught.message, head
 
 
-@pytest.mark.parametrize("head", [HEAD, SPECULATORS])
-@pytest.mark.parametrize(
-    "name", ["layers.0.self_attn.o_proj.weight", "layers.0.post_attention_layernorm.weight"]
-)
-def test_missing_tensors_are_named(tmp_path, head, name):
-    with pytest.raises(UnsupportedModelError, match=f"1 are missing, such as {name}"):
-        read_head(head.save(tmp_path, without=(name,)))
-    with pytest.raises(UnsupportedModelError, match=r"1 are missing, such as fc\.weight"):
-        read_head(head.save(tmp_path, without=("fc.weight",)))
+def test_missing_tensors_are_named(tmp_path):
+    for head in [HEAD, SPECULATORS]:
+        for name in [
+            "layers.0.self_attn.o_proj.weight",
+            "layers.0.post_attention_layernorm.weight",
+        ]:
+            error_of(
+                read_head,
+                head.save(tmp_path, without=(name,)),
+                error=UnsupportedModelError,
+                match=f"1 are missing, such as {name}",
+            )
+            error_of(
+                read_head,
+                head.save(tmp_path, without=("fc.weight",)),
+                error=UnsupportedModelError,
+                match=r"1 are missing, such as fc\.weight",
+            )
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_other_targets_are_refused():
+    for sizes, message in [
         ((32, 8, 4), "a hidden size of 16, and the target has 32"),
         ((16, 9, 4), "a vocabulary of 8, and the target has 9"),
-    ],
-)
-def test_other_targets_are_refused(sizes, message):
-    config = parse_head_config(HEAD.config())
-    config.check_target(16, 8, 1)
-    with pytest.raises(UnsupportedModelError, match=message):
-        config.check_target(*sizes)
+    ]:
+        config = parse_head_config(HEAD.config())
+        config.check_target(16, 8, 1)
+        error_of(config.check_target, *sizes, error=UnsupportedModelError, match=message)
 
 
 def test_training_continues_heads_of_eagle_3_only(tmp_path):

@@ -1,7 +1,6 @@
 """Models that do not run on the fast path, and their warnings."""
 
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,9 +34,8 @@ def test_a_model_on_the_fast_path_has_no_warning(models, dtype):
 
 
 @needs_kernel
-@pytest.mark.parametrize(
-    ("recipe", "dtype", "reason", "slowdown"),
-    [
+def test_the_reason_names_the_unsupported_feature(models):
+    for recipe, dtype, reason, slowdown in [
         (Recipe("gpt2", 32), torch.float32, "architecture is GPT2LMHeadModel, which", "6"),
         (Recipe("llama", 32), torch.float16, "weights are float16, not bfloat16", "3 to 7"),
         (
@@ -68,18 +66,15 @@ def test_a_model_on_the_fast_path_has_no_warning(models, dtype):
             "rotary embedding is dynamic",
             "4",
         ),
-    ],
-    ids=["architecture", "dtype", "activation", "bias", "rotary"],
-)
-def test_the_reason_names_the_unsupported_feature(models, recipe, dtype, reason, slowdown):
-    model = load(models, recipe, dtype)
-    assert model.native is None
-    assert reason in model.slow_path.reason
-    assert model.slow_path.slowdown == slowdown
-    expected = f"expect passes to take about {slowdown} times as long"
-    if dtype != torch.float32:
-        expected += ", and greedy texts may depend on the other requests of a batch"
-    assert str(model.slow_path).endswith(expected)
+    ]:
+        model = load(models, recipe, dtype)
+        assert model.native is None, recipe
+        assert reason in model.slow_path.reason, recipe
+        assert model.slow_path.slowdown == slowdown, recipe
+        expected = f"expect passes to take about {slowdown} times as long"
+        if dtype != torch.float32:
+            expected += ", and greedy texts may depend on the other requests of a batch"
+        assert str(model.slow_path).endswith(expected), recipe
 
 
 def test_without_kernels_the_reason_is_the_missing_compiler(models, monkeypatch):
@@ -129,15 +124,6 @@ class TestLargeModels:
             assert model.native is None
             assert model.slow_path.reason.endswith(missing)
             assert "what that costs was not measured" in str(model.slow_path)
-
-    @pytest.mark.parametrize(
-        ("lanes", "missing"), [(4, "a processor with AVX2"), (8, None), (16, None)]
-    )
-    def test_the_size_of_the_vectors_decides(self, monkeypatch, tmp_path, lanes, missing):
-        (tmp_path / "cpuinfo").write_text("flags : fma avx avx2")
-        monkeypatch.setattr(suitability, "Path", lambda _: tmp_path / "cpuinfo")
-        library = SimpleNamespace(multiplies_tiles=False, lanes=lanes)
-        assert suitability._missing_instructions(library) == missing
 
     @needs_kernel
     def test_sizes_that_are_not_multiples_of_a_tile(self, models, monkeypatch):

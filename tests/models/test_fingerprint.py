@@ -7,10 +7,10 @@ import torch
 from huggingface_hub import constants
 
 from draftwise.checkpoints.fingerprint import checkpoint_fingerprint
-from draftwise.checkpoints.source import locate
 from draftwise.errors import ModelNotFoundError
 from draftwise.models.loading import load_model
 
+from ..refusals import error_of
 from ..tiny_models import FAMILIES, Recipe, edit_config
 from .loading_tools import CPU, load
 
@@ -21,11 +21,9 @@ def fingerprint(models, recipe, **options):
     return load(models.folder(recipe), **options).fingerprint
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_name_does_not_matter(models, tmp_path, family):
-    folder = models.folder(Recipe(family))
-    moved = shutil.copytree(folder, tmp_path / "moved")
-    assert load(moved).fingerprint == load(folder).fingerprint
+def test_the_name_does_not_matter(models, tmp_path):
+    moved = shutil.copytree(models.folder(RECIPE), tmp_path / "moved")
+    assert load(moved).fingerprint == fingerprint(models, RECIPE)
 
 
 def test_role_type_and_context_do_not_matter(models):
@@ -59,15 +57,10 @@ def test_another_configuration_differs(models, tmp_path):
     assert load(folder).fingerprint != fingerprint(models, RECIPE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fingerprint_of_files_equals_that_of_the_loaded_model(models, family):
-    folder = models.folder(Recipe(family))
-    assert checkpoint_fingerprint(folder) == load(folder).fingerprint
-
-
-@pytest.mark.parametrize("name", ["zoo:target", "zoo:draft"])
-def test_fingerprint_of_zoo_files_equals_that_of_the_loaded_model(name):
-    assert checkpoint_fingerprint(locate(name, "model")) == load(name).fingerprint
+def test_fingerprint_of_files_equals_that_of_the_loaded_model(models):
+    for family in FAMILIES:
+        folder = models.folder(Recipe(family))
+        assert checkpoint_fingerprint(folder) == load(folder).fingerprint, family
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
@@ -93,26 +86,30 @@ class TestHubIds:
             (repository / "refs" / revision).write_text(self.COMMIT)
         return str(tmp_path / "cache")
 
-    @pytest.mark.parametrize("revision", [None, "stable", COMMIT])
-    def test_the_files_in_the_cache_are_read(self, models, cache, revision):
-        found = checkpoint_fingerprint("org/m", "draft", revision, cache)
-        assert found == fingerprint(models, RECIPE)
+    def test_the_files_in_the_cache_are_read(self, models, cache):
+        for revision in [None, "stable", self.COMMIT]:
+            found = checkpoint_fingerprint("org/m", "draft", revision, cache)
+            assert found == fingerprint(models, RECIPE), revision
 
     def test_the_default_cache_is_that_of_the_hub(self, models, cache, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
         assert checkpoint_fingerprint("org/m") == fingerprint(models, RECIPE)
 
-    @pytest.mark.parametrize(
-        ("name", "revision", "message"),
-        [
+    def test_missing_models_name_their_role(self, cache):
+        for name, revision, message in [
             ("org/m", "other", "nor can it be downloaded"),
             ("org/other", None, "nor can it be downloaded"),
             ("/does/not/exist", None, "neither a folder nor a hub id"),
-        ],
-    )
-    def test_missing_models_name_their_role(self, cache, name, revision, message):
-        with pytest.raises(ModelNotFoundError, match=message) as caught:
-            checkpoint_fingerprint(name, "companion", revision, cache)
-        assert caught.value.field == "companion"
-        assert name in caught.value.message
-        assert "\n" not in str(caught.value)
+        ]:
+            caught = error_of(
+                checkpoint_fingerprint,
+                name,
+                "companion",
+                revision,
+                cache,
+                error=ModelNotFoundError,
+                match=message,
+            )
+            assert caught.field == "companion", name
+            assert name in caught.message
+            assert "\n" not in str(caught), name

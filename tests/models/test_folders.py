@@ -17,6 +17,7 @@ from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedMode
 from draftwise.models import loading
 from draftwise.models.heads.loading import find_named_head
 
+from ..refusals import error_of
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_models import Recipe
 from .loading_tools import load, refused
@@ -46,19 +47,18 @@ class TestAdapters:
         (folder / "adapter_model.safetensors").write_bytes(b"")
         return folder
 
-    @pytest.mark.parametrize("role", ["target", "draft", "companion"])
-    def test_an_adapter_is_refused_with_the_remedy(self, models, adapter, role):
-        with pytest.raises(UnsupportedModelError) as caught:
-            with_model(models, role, adapter)
-        assert caught.value.field == role
-        assert "is a LORA adapter of 'someone/base' (PEFT)" in caught.value.message
-        assert "PeftModel.merge_and_unload" in caught.value.message
+    def test_an_adapter_is_refused_with_the_remedy(self, models, adapter):
+        for role in ["target", "draft", "companion"]:
+            caught = error_of(with_model, models, role, adapter, error=UnsupportedModelError)
+            assert caught.field == role
+            assert "is a LORA adapter of 'someone/base' (PEFT)" in caught.message
+            assert "PeftModel.merge_and_unload" in caught.message
 
-    @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"peft_type": 3}'])
-    def test_an_adapter_with_a_damaged_configuration(self, adapter, content):
-        (adapter / "adapter_config.json").write_text(content)
-        assert "is a adapter" not in refused(adapter).message
-        assert "is an adapter (PEFT)" in refused(adapter).message
+    def test_an_adapter_with_a_damaged_configuration(self, adapter):
+        for content in ["", "[1]", "{}", '{"peft_type": 3}']:
+            (adapter / "adapter_config.json").write_text(content)
+            assert "is a adapter" not in refused(adapter).message, content
+            assert "is an adapter (PEFT)" in refused(adapter).message, content
 
     def test_an_adapter_beside_a_model(self, llama):
         """Whether transformers adds it depends on whether PEFT is installed."""
@@ -83,17 +83,16 @@ class TestAdapters:
 
 
 class TestPointers:
-    @pytest.mark.parametrize("role", ["target", "draft", "companion"])
-    @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
-    def test_pointers_in_place_of_a_models_files(self, models, tmp_path, role, file):
-        recipe = Recipe(vocab=32, tokenizer=True)
-        folder = Path(shutil.copytree(models.folder(recipe), tmp_path / "model"))
-        (folder / file).write_text(POINTER)
-        with pytest.raises(ModelNotFoundError) as caught:
-            with_model(models, role, folder)
-        assert caught.value.field == role
-        assert f"{str(folder / file)!r} is a pointer of Git LFS" in caught.value.message
-        assert "git lfs pull" in caught.value.message
+    def test_pointers_in_place_of_a_models_files(self, models, tmp_path):
+        for role in ["target", "draft", "companion"]:
+            for file in ["model.safetensors", "tokenizer.json", "config.json"]:
+                recipe = Recipe(vocab=32, tokenizer=True)
+                folder = Path(shutil.copytree(models.folder(recipe), tmp_path / role / file))
+                (folder / file).write_text(POINTER)
+                caught = error_of(with_model, models, role, folder, error=ModelNotFoundError)
+                assert caught.field == role
+                assert f"{str(folder / file)!r} is a pointer of Git LFS" in caught.message
+                assert "git lfs pull" in caught.message
 
     def test_a_pointer_among_several_files_of_weights(self, llama):
         (llama / "model.safetensors").rename(llama / "model-1.safetensors")
@@ -107,17 +106,23 @@ class TestPointers:
             (llama / name).write_text(POINTER)
         assert load(llama).model.vocab_size == 32
 
-    @pytest.mark.parametrize("pickled", [False, True])
-    @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-    def test_pointers_in_place_of_a_heads_weights(self, tmp_path, pickled, kind):
-        name = {"eagle": "EagleLlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}[kind]
-        folder = EagleRecipe().save(tmp_path, pickled=pickled, changes={"architectures": [name]})
-        file = tmp_path / ("pytorch_model.bin" if pickled else "model.safetensors")
-        file.write_text(POINTER)
-        with pytest.raises(ModelNotFoundError, match="is a pointer of Git LFS"):
-            find_named_head(folder)
-        with pytest.raises(DraftwiseError, match=r"start_from: .*is a pointer of Git LFS"):
-            read_start(folder)
+    def test_pointers_in_place_of_a_heads_weights(self, tmp_path):
+        for pickled in [False, True]:
+            for kind in ["eagle", "eagle3"]:
+                name = {"eagle": "EagleLlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}[kind]
+                here = tmp_path / kind / str(pickled)
+                folder = EagleRecipe().save(
+                    here, pickled=pickled, changes={"architectures": [name]}
+                )
+                file = here / ("pytorch_model.bin" if pickled else "model.safetensors")
+                file.write_text(POINTER)
+                error_of(
+                    find_named_head,
+                    folder,
+                    error=ModelNotFoundError,
+                    match="is a pointer of Git LFS",
+                )
+                error_of(read_start, folder, match=r"start_from: .*is a pointer of Git LFS")
 
     def test_a_pointer_in_place_of_an_exits_weights(self, tmp_path):
         write_exit(tmp_path, ExitConfig(1, 2, 16, 4, 1e-5), {"norm.weight": torch.ones(16)})

@@ -86,19 +86,16 @@ def test_any_name_of_a_file(tmp_path):
     assert load(path).model.vocab_size == 128
 
 
-@pytest.mark.parametrize(
-    ("tag", "expected"),
-    [
+def test_a_quantisation_of_the_hub(repository):
+    for tag, expected in [
         ("Q4_K_M", "tiny-Q4_K_M.gguf"),
         ("q8_0", "tiny.Q8_0.gguf"),
         ("UD-Q4_K_M", "UD/tiny-UD-Q4_K_M.gguf"),
         ("tiny.Q8_0.gguf", "tiny.Q8_0.gguf"),
-    ],
-)
-def test_a_quantisation_of_the_hub(repository, tag, expected):
-    names = ("tiny-Q4_K_M.gguf", "tiny.Q8_0.gguf", "UD/tiny-UD-Q4_K_M.gguf", "mmproj-Q8_0.gguf")
-    touch(repository, *names)
-    assert find_gguf(f"{REPOSITORY}:{tag}", "target") == [repository / expected]
+    ]:
+        names = ("tiny-Q4_K_M.gguf", "tiny.Q8_0.gguf", "UD/tiny-UD-Q4_K_M.gguf", "mmproj-Q8_0.gguf")
+        touch(repository, *names)
+        assert find_gguf(f"{REPOSITORY}:{tag}", "target") == [repository / expected]
 
 
 def test_a_file_of_the_hub(repository, parts):
@@ -122,11 +119,9 @@ def test_a_repository_that_is_not_in_the_cache(repository):
     assert caught.value.field == "draft"
 
 
-@pytest.mark.parametrize(
-    "name", ["zoo:target", "owner/model", "owner/model:int8", "zoo:target:int4"]
-)
-def test_names_of_other_models(name):
-    assert not is_gguf(name)
+def test_names_of_other_models():
+    for name in ["zoo:target", "owner/model", "owner/model:int8", "zoo:target:int4"]:
+        assert not is_gguf(name)
 
 
 def test_a_pointer_of_git_lfs(tmp_path):

@@ -13,6 +13,7 @@ from draftwise.errors import UnsupportedModelError
 from draftwise.models.loading import load_model
 
 from ..levels import exhaustive_unless
+from ..refusals import error_of
 from .gguf_files import NAMES, TEXTS, VOCABULARIES, Case, make, make_vocabulary, recorded
 
 RECORDED = recorded()
@@ -24,12 +25,12 @@ REPRESENTATIVE = {each["names"][0] for each in RECORDED["splits"]}
 WORDS_WITH_MARKS = {"gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "tekken"}
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_ending_tokens_are_those_of_llama_cpp(tmp_path, name):
-    file = GgufFile([make(VOCABULARIES[name], tmp_path / "case.gguf")], "target")
-    texts = file.value("tokenizer.ggml.tokens")
-    found = [texts[token] for token in sorted(end_tokens(file))]
-    assert found == ENDS[name]["ends"]
+def test_ending_tokens_are_those_of_llama_cpp(tmp_path):
+    for name in VOCABULARIES:
+        file = GgufFile([make(VOCABULARIES[name], tmp_path / "case.gguf")], "target")
+        texts = file.value("tokenizer.ggml.tokens")
+        found = [texts[token] for token in sorted(end_tokens(file))]
+        assert found == ENDS[name]["ends"]
 
 
 def test_a_loaded_model_has_the_ending_tokens(tmp_path):
@@ -59,35 +60,28 @@ def test_an_unknown_split_is_refused(tmp_path):
         load_tokenizer(file)
 
 
-@pytest.mark.parametrize(
-    ("keys", "prefix", "bos"),
-    [
+def test_pieces_begin_as_the_file_says(tmp_path):
+    for keys, prefix, bos in [
         ({}, "▁", True),
         ({"tokenizer.ggml.add_space_prefix": False}, "", True),
         ({"tokenizer.ggml.add_bos_token": False}, "▁", False),
-    ],
-)
-def test_pieces_begin_as_the_file_says(tmp_path, keys, prefix, bos):
-    for name in ("ends: sentencepiece", "ends: sentencepiece, no keys"):
-        case = VOCABULARIES[name]
-        file = make(replace(case, keys={**case.keys, **keys}), tmp_path / "case.gguf")
-        tokenizer = load_tokenizer(GgufFile([file], "target"))
-        start = ["<s>"] if bos and name.endswith("no keys") else ["<|bos|>"] if bos else []
-        spelled = [f"<0x{byte:02X}>" for byte in f"{prefix}é".encode()]
-        assert tokenizer.convert_ids_to_tokens(tokenizer.encode("é")) == start + spelled
-        assert tokenizer.decode([299]) == ("299" if prefix else " 299")
+    ]:
+        for name in ("ends: sentencepiece", "ends: sentencepiece, no keys"):
+            case = VOCABULARIES[name]
+            file = make(replace(case, keys={**case.keys, **keys}), tmp_path / "case.gguf")
+            tokenizer = load_tokenizer(GgufFile([file], "target"))
+            start = ["<s>"] if bos and name.endswith("no keys") else ["<|bos|>"] if bos else []
+            spelled = [f"<0x{byte:02X}>" for byte in f"{prefix}é".encode()]
+            assert tokenizer.convert_ids_to_tokens(tokenizer.encode("é")) == start + spelled, keys
+            assert tokenizer.decode([299]) == ("299" if prefix else " 299"), keys
 
 
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
+def test_other_tokenizers_are_refused(tmp_path):
+    for keys, named in [
         ({"tokenizer.ggml.model": "rwkv"}, "'tokenizer.ggml.model' = 'rwkv'"),
         ({"tokenizer.ggml.suppress_tokens": [5]}, "'tokenizer.ggml.suppress_tokens'"),
         ({"tokenizer.ggml.padding_token_id": 999}, "'tokenizer.ggml.padding_token_id' = 999"),
-    ],
-)
-def test_other_tokenizers_are_refused(tmp_path, keys, named):
-    file = GgufFile([make(Case("llama", keys), tmp_path / "case.gguf")], "target")
-    with pytest.raises(UnsupportedModelError) as raised:
-        load_tokenizer(file)
-    assert named in raised.value.message
+    ]:
+        file = GgufFile([make(Case("llama", keys), tmp_path / "case.gguf")], "target")
+        raised = error_of(load_tokenizer, file, error=UnsupportedModelError)
+        assert named in raised.message

@@ -96,6 +96,7 @@ def loaded(models, monkeypatch, formats, dtype, recipe=RECIPE):
         return load_model(str(models.folder(recipe)), "target", dtype, CPU).model
 
 
+@pytest.mark.covering("formats", "num_tokens")
 @pytest.mark.parametrize("num_tokens", [1, 9, 13, 40])
 @pytest.mark.parametrize(
     "formats", [*([each] for each in FORMATS), FORMATS, FORMATS[::-1]], ids=lambda f: str(f)[:20]
@@ -126,7 +127,7 @@ def test_four_bits_of_torchao_are_kept(models, family):
     assert model.native.bits == IN_GROUPS
 
 
-@pytest.mark.parametrize("chosen", FORMATS, ids=lambda f: str(f)[:20])
+@pytest.mark.parametrize("chosen", FORMATS[::3] + FORMATS[-1:], ids=lambda f: str(f)[:20])
 def test_a_matrix_may_be_gate_and_up_in_one(models, monkeypatch, chosen):
     recipe = Recipe("phi3", 203, seed=3, config=SIZES)
     model = loaded(models, monkeypatch, [chosen], torch.bfloat16, recipe)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,43 +17,41 @@ from draftwise.checkpoints.heads import (
 from draftwise.checkpoints.heads.parsing import is_head_config
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 
+from ..refusals import error_of
 from ..tiny_heads import LAYOUTS, HeadRecipe
 from ..tiny_models import Recipe
 
 HEAD = HeadRecipe(draft_vocab=6, settings={"norm_before_residual": True})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("pickled", [False, True])
-def test_both_layouts_give_the_same_head(tmp_path, layout, pickled):
-    folder = HEAD.save(tmp_path, layout, pickled)
-    assert find_head(folder) == tmp_path
-    config, weights = read_head(folder)
-    assert config.layout == HeadLayout(layout)
-    assert config.state_layers == (0, 1, 2)
-    assert config.norm_before_residual
-    assert (config.draft_vocab_size, config.target_vocab_size) == (6, 8)
-    assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 6)
-    assert weights.target_ids.tolist() == HEAD.target_ids().tolist()
-    expected = {k: v for k, v in HEAD.tensors().items() if k not in ("d2t", "t2d")}
-    assert weights.tensors.keys() == expected.keys()
-    assert all(torch.equal(weights.tensors[name], each) for name, each in expected.items())
+def test_both_layouts_give_the_same_head(tmp_path):
+    for layout in LAYOUTS:
+        for pickled in [False, True]:
+            folder = HEAD.save(tmp_path / str(pickled), layout, pickled)
+            assert find_head(folder) == Path(folder), layout
+            config, weights = read_head(folder)
+            assert config.layout == HeadLayout(layout)
+            assert config.state_layers == (0, 1, 2), layout
+            assert config.norm_before_residual, layout
+            assert (config.draft_vocab_size, config.target_vocab_size) == (6, 8), layout
+            assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 6), layout
+            assert weights.target_ids.tolist() == HEAD.target_ids().tolist(), layout
+            expected = {k: v for k, v in HEAD.tensors().items() if k not in ("d2t", "t2d")}
+            assert weights.tensors.keys() == expected.keys(), layout
+            assert all(torch.equal(weights.tensors[name], each) for name, each in expected.items())
 
 
-@pytest.mark.parametrize(
-    ("ids", "layers"),
-    [
+def test_both_conventions_of_layer_ids():
+    for ids, layers in [
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, (2, 4, 5)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, (2, 4, 5)),
         # The output of layer k is the input of layer k + 1.
         ({"target_layer_ids": [1, 3, 4]}, (2, 4, 5)),
         # L = 8: 2, L // 2 and L - 3.
         ({}, (2, 4, 5)),
-    ],
-)
-def test_both_conventions_of_layer_ids(ids, layers):
-    config = HEAD.changed(layers=None).config("safeailab") | ids
-    assert parse_head_config(config).states_of(8) == layers
+    ]:
+        config = HEAD.changed(layers=None).config("safeailab") | ids
+        assert parse_head_config(config).states_of(8) == layers, ids
 
 
 def test_optional_settings_are_read(tmp_path):
@@ -85,21 +84,27 @@ def test_optional_settings_are_read(tmp_path):
     } <= weights.tensors.keys()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_configuration_may_count_the_targets_layers(tmp_path, layout):
-    folder = HEAD.save(tmp_path, layout)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config.get("transformer_layer_config", config)["num_hidden_layers"] = 40
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    config, _ = read_head(folder)
-    assert config.num_layers == 1
-    config.check_target(16, 8, 40)
-    # The authors' names have no second layer, so the file is complete with any target.
-    if layout == "safeailab":
-        config.check_target(16, 8, 7)
-    else:
-        with pytest.raises(UnsupportedModelError, match="those of 1, and the target has 7"):
+def test_the_configuration_may_count_the_targets_layers(tmp_path):
+    for layout in LAYOUTS:
+        folder = HEAD.save(tmp_path, layout)
+        config = json.loads((tmp_path / "config.json").read_text())
+        config.get("transformer_layer_config", config)["num_hidden_layers"] = 40
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        config, _ = read_head(folder)
+        assert config.num_layers == 1, layout
+        config.check_target(16, 8, 40)
+        # The authors' names have no second layer, so the file is complete with any target.
+        if layout == "safeailab":
             config.check_target(16, 8, 7)
+        else:
+            error_of(
+                config.check_target,
+                16,
+                8,
+                7,
+                error=UnsupportedModelError,
+                match="those of 1, and the target has 7",
+            )
 
 
 def test_heads_are_recognised_by_their_tensors(tmp_path):
@@ -127,9 +132,8 @@ def test_other_folders_are_no_heads(tmp_path, models):
     assert find_head(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_wrong_configurations_are_refused(tmp_path):
+    for changes, message in [
         ({"speculators_model_type": "dflash"}, "of type 'dflash'"),
         ({"transformer_layer_config": None}, "no transformer_layer_config"),
         ({"draft_vocab_size": 0}, "draft_vocab_size in config.json"),
@@ -143,26 +147,24 @@ def test_other_folders_are_no_heads(tmp_path, models):
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         ({"eagle_config": [1]}, "eagle_config in config.json of the head must be an object"),
         ({"eagle_aux_hidden_state_layer_ids": 2}, "must be a list, got 2"),
-    ],
-)
-def test_wrong_configurations_are_refused(tmp_path, changes, message):
-    folder = HEAD.save(tmp_path, changes=changes)
-    with pytest.raises(UnsupportedModelError, match=message):
-        read_head(folder)
+    ]:
+        folder = HEAD.save(tmp_path, changes=changes)
+        error_of(read_head, folder, error=UnsupportedModelError, match=message)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_wrong_layers_are_refused():
+    for changes, message in [
         ({"num_attention_heads": 6, "num_key_value_heads": 4}, "6, must be a multiple of"),
         ({"num_attention_heads": 2, "num_key_value_heads": 4}, "2, must be a multiple of"),
         ({"layer_types": 1}, "layer_types in config.json of the head must be a list"),
         ({"rope_scaling": "linear"}, "rope_scaling in config.json of the head must be an object"),
-    ],
-)
-def test_wrong_layers_are_refused(changes, message):
-    with pytest.raises(UnsupportedModelError, match=message):
-        parse_head_config(HEAD.config("safeailab") | {"rope_parameters": None} | changes)
+    ]:
+        error_of(
+            parse_head_config,
+            HEAD.config("safeailab") | {"rope_parameters": None} | changes,
+            error=UnsupportedModelError,
+            match=message,
+        )
 
 
 def test_malformed_architectures_are_refused():
@@ -182,9 +184,8 @@ def test_states_without_layer_ids_are_refused():
 OWN = torch.arange(6)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
+def test_wrong_tensors_are_refused(tmp_path):
+    for tensors, message in [
         # Ids in place of offsets lead beyond the vocabulary.
         ({"d2t": HEAD.target_ids()}, "must contain offsets"),
         ({"d2t": -OWN - 1}, "must contain offsets"),
@@ -195,39 +196,33 @@ OWN = torch.arange(6)
         ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
         ({"mask_hidden": torch.zeros(1, 1, 48)}, "as those of P-EAGLE, which Draftwise does not"),
         ({"norm.weight": torch.zeros(3)}, r"norm.weight of the head has the shape \[3\]"),
-    ],
-)
-def test_wrong_tensors_are_refused(tmp_path, tensors, message):
-    folder = HEAD.save(tmp_path, tensors=tensors)
-    with pytest.raises(UnsupportedModelError, match=message):
-        read_head(folder)
+    ]:
+        folder = HEAD.save(tmp_path, tensors=tensors)
+        error_of(read_head, folder, error=UnsupportedModelError, match=message)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_missing_tensors_are_named(tmp_path):
+    for name, message in [
         ("layers.0.mlp.up_proj.weight", "1 are missing, such as layers.0.mlp.up_proj.weight"),
         ("d2t", "has no tensor 'd2t'"),
-    ],
-)
-def test_missing_tensors_are_named(tmp_path, name, message):
-    with pytest.raises(UnsupportedModelError, match=message):
-        read_head(HEAD.save(tmp_path, without=(name,)))
+    ]:
+        error_of(
+            read_head,
+            HEAD.save(tmp_path, without=(name,)),
+            error=UnsupportedModelError,
+            match=message,
+        )
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_other_targets_are_refused(tmp_path):
+    for sizes, message in [
         ((32, 8, 4), "a hidden size of 16, and the target has 32"),
         ((16, 9, 4), "a vocabulary of 8, and the target has 9"),
         ((16, 8, 1), "the target has 1 layers"),
-    ],
-)
-def test_other_targets_are_refused(tmp_path, sizes, message):
-    config, _ = read_head(HEAD.save(tmp_path))
-    config.check_target(16, 8, 2)
-    with pytest.raises(UnsupportedModelError, match=message):
-        config.check_target(*sizes)
+    ]:
+        config, _ = read_head(HEAD.save(tmp_path))
+        config.check_target(16, 8, 2)
+        error_of(config.check_target, *sizes, error=UnsupportedModelError, match=message)
 
 
 class Harmful:

@@ -93,6 +93,7 @@ def test_states_of_every_family(models, family):
 
 
 @torch.inference_mode()
+@pytest.mark.covering("family", "mode")
 @pytest.mark.parametrize("mode", [StepMode.EAGER, StepMode.STATIC])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "olmo2"])
 def test_states_of_written_out_passes(models, family, mode):

@@ -20,54 +20,57 @@ from draftwise.kernels.native.library import native_library
 from draftwise.models import loading
 from draftwise.models.loading import WeightTypes, load_model, resolve_dtype, weight_types
 
+from ..refusals import error_of
 from ..stand_ins import unguarded
 from ..tiny_models import FAMILIES, Recipe, byte_tokenizer, edit_config
 from .loading_tools import CPU, load, refused
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attributes_of_a_loaded_model(models, family):
-    recipe = Recipe(family, vocab=32)
-    loaded = load(models.folder(recipe))
-    assert loaded.name == models.folder(recipe)
-    assert loaded.max_model_len == recipe.context
-    assert loaded.model.vocab_size == 32
-    assert loaded.model.dtype == torch.float32
-    assert loaded.num_parameters == sum(p.numel() for p in models.reference(recipe).parameters())
-    assert loaded.tokenizer is None
-    assert loaded.eos_token_ids == frozenset()
-    assert len(loaded.model.layers) == models.reference(recipe).config.num_hidden_layers
+def test_attributes_of_a_loaded_model(models):
+    for family in FAMILIES:
+        recipe = Recipe(family, vocab=32)
+        loaded = load(models.folder(recipe))
+        assert loaded.name == models.folder(recipe), family
+        assert loaded.max_model_len == recipe.context, family
+        assert loaded.model.vocab_size == 32, family
+        assert loaded.model.dtype == torch.float32, family
+        assert loaded.num_parameters == sum(
+            p.numel() for p in models.reference(recipe).parameters()
+        )
+        assert loaded.tokenizer is None, family
+        assert loaded.eos_token_ids == frozenset(), family
+        assert len(loaded.model.layers) == models.reference(recipe).config.num_hidden_layers
 
 
 def test_a_tokenizer_is_loaded_if_present(llama):
     assert load(llama).tokenizer.get_vocab() == byte_tokenizer().get_vocab()
 
 
-@pytest.mark.parametrize(("eos", "expected"), [(3, {3}), ([3, 5], {3, 5})])
-def test_end_of_sequence_tokens(llama, eos, expected):
-    edit_config(llama, eos_token_id=7)
-    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
-    tokenizer = llama / "tokenizer_config.json"
-    settings = json.loads(tokenizer.read_text()) | {"eos_token": "\n"}
-    tokenizer.write_text(json.dumps(settings))
-    own = load(llama).tokenizer.eos_token_id
-    assert load(llama).eos_token_ids == expected | {7, own}
-    (llama / "generation_config.json").unlink()
-    assert load(llama).eos_token_ids == {7, own}
+def test_end_of_sequence_tokens(llama):
+    for eos, expected in [(3, {3}), ([3, 5], {3, 5})]:
+        edit_config(llama, eos_token_id=7)
+        (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+        tokenizer = llama / "tokenizer_config.json"
+        settings = json.loads(tokenizer.read_text()) | {"eos_token": "\n"}
+        tokenizer.write_text(json.dumps(settings))
+        own = load(llama).tokenizer.eos_token_id
+        assert load(llama).eos_token_ids == expected | {7, own}, eos
+        (llama / "generation_config.json").unlink()
+        assert load(llama).eos_token_ids == {7, own}, eos
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_converted_to_the_dtype(models, dtype):
-    loaded = load_model(models.folder(Recipe()), "target", dtype, CPU)
-    assert loaded.model.dtype == dtype
+def test_weights_are_converted_to_the_dtype(models):
+    for dtype in [torch.bfloat16, torch.float16]:
+        loaded = load_model(models.folder(Recipe()), "target", dtype, CPU)
+        assert loaded.model.dtype == dtype
 
 
 class TestNotFound:
-    @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing/here", "~/nobody", "a/b/c"])
-    def test_a_folder_that_does_not_exist(self, name):
-        error = refused(name, ModelNotFoundError, role="draft")
-        assert error.field == "draft"
-        assert f"there is no folder {name!r}" in error.message
+    def test_a_folder_that_does_not_exist(self):
+        for name in ["/no/such/folder", "./nothing/here", "~/nobody", "a/b/c"]:
+            error = refused(name, ModelNotFoundError, role="draft")
+            assert error.field == "draft", name
+            assert f"there is no folder {name!r}" in error.message
 
     def test_a_folder_without_a_config(self, tmp_path):
         error = refused(tmp_path, ModelNotFoundError)
@@ -110,19 +113,19 @@ def models_weights(folder):
 
 
 class TestDamaged:
-    @pytest.mark.parametrize("content", ["", "{", "[1]", '"text"', "{}", '{"model_type": "nope"}'])
-    def test_damaged_config(self, llama, content):
-        (llama / "config.json").write_text(content)
-        assert refused(llama, DraftwiseError).field == "target"
+    def test_damaged_config(self, llama):
+        for content in ["", "{", "[1]", '"text"', "{}", '{"model_type": "nope"}']:
+            (llama / "config.json").write_text(content)
+            assert refused(llama, DraftwiseError).field == "target", content
 
     def test_damaged_weights(self, llama):
         (llama / "model.safetensors").write_bytes(b"not safetensors")
         assert refused(llama, DraftwiseError).field == "target"
 
-    @pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
-    def test_damaged_tokenizer(self, llama, content):
-        (llama / "tokenizer.json").write_text(content)
-        assert refused(llama, DraftwiseError).field == "target"
+    def test_damaged_tokenizer(self, llama):
+        for content in ["", "{", "{}", "[]"]:
+            (llama / "tokenizer.json").write_text(content)
+            assert refused(llama, DraftwiseError).field == "target", content
 
     def test_weights_with_another_shape(self, llama):
         edit_config(llama, intermediate_size=40)
@@ -208,19 +211,17 @@ class TestDeviceAndDtype:
         # No weight went through bfloat16 on its way to float32.
         assert torch.equal(model.embedding, plain.embedding)
 
-    @pytest.mark.parametrize("dtype", ["int8", "", "float64", "BFLOAT16"])
-    def test_unknown_dtypes_are_refused(self, dtype):
-        with pytest.raises(InvalidParameterError) as caught:
-            resolve_dtype(dtype, CPU)
-        assert caught.value.field == "dtype"
-        assert "bfloat16" in caught.value.message
+    def test_unknown_dtypes_are_refused(self):
+        for dtype in ["int8", "", "float64", "BFLOAT16"]:
+            caught = error_of(resolve_dtype, dtype, CPU, error=InvalidParameterError)
+            assert caught.field == "dtype"
+            assert "bfloat16" in caught.message
 
     def test_supported_devices(self):
         assert resolve_device("cpu") == CPU
         assert resolve_device("auto").type in ("cpu", "cuda")
 
-    @pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta:x"])
-    def test_unavailable_devices_are_refused(self, device):
-        with pytest.raises(InvalidParameterError) as caught:
-            resolve_device(device)
-        assert caught.value.field == "device"
+    def test_unavailable_devices_are_refused(self):
+        for device in ["gpu", "", "cuda:99", "meta:x"]:
+            caught = error_of(resolve_device, device, error=InvalidParameterError)
+            assert caught.field == "device"

@@ -4,11 +4,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from draftwise import LLM, SamplingParams
 from draftwise.errors import ClosedError
-from draftwise.models import host_memory
 
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe
@@ -60,16 +58,16 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @needs_linux
 def test_most_memory_of_a_large_model_is_released():
     large = "zoo:target@200m"
-    for before, full, after in figures(f"{large} del fixed -", f"{large} close fixed -"):
-        assert full - before > 500 * 1024
-        assert full - after > 0.85 * (full - before)
+    ((before, full, after),) = figures(f"{large} del fixed -")
+    assert full - before > 500 * 1024
+    assert full - after > 0.85 * (full - before)
 
 
 @needs_linux
 def test_models_loaded_in_sequence_do_not_accumulate_memory():
-    uses = ["del fixed -", "close fixed -", "del sv zoo:companion", "close staged draft:int8"]
+    uses = ["del sv zoo:companion", "close staged draft:int8"]
     runs = figures(*(f"zoo:target {use}" for use in uses * 2))
-    settled, last = runs[3], runs[-1]
+    settled, last = runs[1], runs[-1]
     # The growth is a fraction of one model.
     assert last[2] - settled[2] < 0.3 * (settled[1] - settled[0])
 
@@ -115,9 +113,8 @@ class TestClosed:
         with pytest.raises(ClosedError):
             llm.generate("ab", GREEDY)
 
-    @pytest.mark.parametrize("first", [0, 1])
-    def test_an_llm_with_shared_models_stays_usable(self, models, first):
-        both = [build(models)]
+    def test_an_llm_with_shared_models_stays_usable(self, models):
+        both, first = [build(models)], 0
         both.append(both[0].with_speculation(None))
         expected = both[0].generate("ab", GREEDY)[0].token_ids
         both.pop(first).close()
@@ -129,30 +126,3 @@ class TestClosed:
         while request.finish_reason is None:
             engine.step()
         assert len(request.output().token_ids) == 12
-
-
-@pytest.mark.parametrize("captures", [False, True])
-def test_memory_of_a_gpu_is_released(monkeypatch, captures):
-    """The cache cannot be emptied while a CUDA graph is being captured."""
-    calls = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
-    host_memory.return_free_memory()
-    assert len(calls) == (not captures)
-
-
-def test_systems_without_glibc(monkeypatch):
-    class Library:
-        def __init__(self, name):
-            """A library without ``malloc_trim``."""
-
-    monkeypatch.setattr(host_memory.ctypes, "CDLL", Library)
-    host_memory._malloc_trim.cache_clear()
-    try:
-        host_memory.return_free_memory()
-    finally:
-        monkeypatch.undo()
-        host_memory._malloc_trim.cache_clear()
-    host_memory.return_free_memory()
-    assert torch.zeros(2).sum() == 0

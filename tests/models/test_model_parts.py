@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from draftwise.kernels.native.decoder import NativeDecoder
-from draftwise.kernels.native.library import kernel_in_use, native_library
+from draftwise.kernels.native.library import native_library
 from draftwise.models import pretrained
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.loading import load_model
@@ -45,6 +44,7 @@ def in_parts(model, exits, logit_rows=ROWS):
 
 
 @torch.inference_mode()
+@pytest.mark.covering("family", "native")
 @pytest.mark.parametrize("native", [True, False], ids=["kernels", "operations"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_of_every_family(models, family, native):
@@ -85,21 +85,3 @@ def test_some_logits_and_none(models, native):
     assert left.logits is None
     logits = upper.forward(cache, TOKENS, SEGMENTS, [16], left.stream).logits
     torch.testing.assert_close(logits, every[-1][[16]])
-
-
-@torch.inference_mode()
-@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
-def test_parts_use_the_scratch_memory_of_the_model(models, monkeypatch):
-    model = load(models, Recipe("llama", 16, config=LAYERS))
-    used, prepare = [], NativeDecoder.prepare
-
-    def recording(self, *arguments):
-        call = prepare(self, *arguments)
-        used.append((self, call.memory))
-        return call
-
-    monkeypatch.setattr(NativeDecoder, "prepare", recording)
-    model.forward(model.new_cache(4, 64), TOKENS, SEGMENTS, ROWS)
-    in_parts(model, (1, 2))
-    assert len({id(decoder) for decoder, _ in used}) == 4
-    assert len({address for _, address in used}) == 1

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.checkpoints.quantization import QuantizedMatrix
 from draftwise.kernels.native import narrow, structures, suitability
 from draftwise.kernels.native.grouped import IN_GROUPS
 from draftwise.kernels.native.library import native_library
@@ -64,20 +63,19 @@ class TestTwelveBits:
         return model
 
     @WITH_PAIRS
-    @pytest.mark.parametrize("num_tokens", [1, 5, 12, 13, 16, 17, 48, 49, 64, 100, 150, 200, 450])
     @pytest.mark.parametrize("recipe", [TILED, LARGE], ids=lambda r: str(r.vocab))
-    def test_results_are_the_same_bit_by_bit(self, models, monkeypatch, recipe, num_tokens):
-        tokens = some_tokens(recipe.vocab, num_tokens)
+    def test_results_are_the_same_bit_by_bit(self, models, monkeypatch, recipe):
         narrow_model, wide_model = (
             self.load(models.folder(recipe), bits, monkeypatch) for bits in (12, 16)
         )
-        assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
+        for num_tokens in (1, 5, 12, 13, 16, 17, 48, 49, 64, 100, 150, 200, 450):
+            tokens = some_tokens(recipe.vocab, num_tokens)
+            ours, expected = (logits_of(model, tokens) for model in (narrow_model, wide_model))
+            assert torch.equal(ours, expected), num_tokens
 
     @WITH_PAIRS
-    @pytest.mark.parametrize("num_tokens", [1, 7, 12, 40, 120])
-    @pytest.mark.parametrize("recipe", [TILED], ids=lambda r: str(r.vocab))
-    def test_rare_exponents_are_stored_exactly(self, tmp_path, monkeypatch, recipe, num_tokens):
-        model = recipe.build()
+    def test_rare_exponents_are_stored_exactly(self, tmp_path, monkeypatch):
+        model = TILED.build()
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 flat = parameter.data.flatten()
@@ -85,9 +83,11 @@ class TestTwelveBits:
                 flat[:3], flat[-3:] = 1e-40, -1e-20
                 parameter.data = flat.view_as(parameter)
         model.save_pretrained(tmp_path)
-        tokens = some_tokens(recipe.vocab, num_tokens)
         narrow_model, wide_model = (self.load(tmp_path, bits, monkeypatch) for bits in (12, 16))
-        assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
+        for num_tokens in (1, 7, 12, 40, 120):
+            tokens = some_tokens(TILED.vocab, num_tokens)
+            ours, expected = (logits_of(model, tokens) for model in (narrow_model, wide_model))
+            assert torch.equal(ours, expected), num_tokens
 
     def test_every_bfloat16_value_survives_the_format(self):
         """The kernels write the format, and Python code reads it."""
@@ -98,15 +98,6 @@ class TestTwelveBits:
         assert torch.equal(
             read(narrow.compressed_weight(laid_out, native_library())), bits(laid_out)
         )
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_few_values_are_exceptions(self, seed):
-        weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(seed)) * 0.02
-        stored = narrow.compressed_weight(
-            panels(weight.bfloat16(), native_library()), native_library()
-        )
-        assert header_of(stored)["num_exceptions"] < weight.numel() / 2000
-        assert len(stored) < 0.76 * 2 * weight.numel() + 256
 
     def test_which_weights_are_compressible(self):
         library = native_library()
@@ -188,18 +179,3 @@ class TestEightBits:
         for at, token in enumerate(text.tolist()):
             row = model.forward(alone, [token], [Segment(0, at, 1)], [0])
             assert torch.equal(row[0], whole[at])
-
-    def test_integers_and_scales_are_unchanged(self):
-        library = native_library()
-        width = 2 * library.lanes
-        numbers = torch.randint(-127, 128, (45, 8), dtype=torch.int8)
-        scales = torch.rand(45)
-        stored = narrow.quantized_weight(QuantizedMatrix(numbers, scales), library)
-        header, padded = header_of(stored), -(-45 // width) * width
-        laid_out = stored[header["panels"] :][: 8 * padded].view(torch.int8)
-        assert torch.equal(
-            laid_out[laid_out != 0].sort().values, numbers[numbers != 0].sort().values
-        )
-        kept = stored[header["scales"] :][: 4 * padded].view(torch.float32)
-        assert torch.equal(kept[:45], scales)
-        assert not kept[45:].any()

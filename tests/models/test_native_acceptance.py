@@ -82,13 +82,12 @@ class Step:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocab", [3, 50, 1100])
-@pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.parametrize("proposals", ["whole", "one-hot", "mixed"])
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_decisions_equal_those_of_pytorch(method, proposals, lenient, vocab):
+def test_decisions_equal_those_of_pytorch(method, proposals):
     total = differing = 0
-    for seed in range(40):
+    for seed in range(60):
+        vocab, lenient = (3, 50, 1100)[seed % 3], bool(seed % 2)
         kinds = (proposals == kind for kind in ("one-hot", "mixed"))
         step = Step(seed, 50, vocab, lenient, *kinds)
         is_nan, ours, theirs = step.both(method)
@@ -131,17 +130,17 @@ def test_requests_without_verified_tokens():
     assert (step.final <= below + 1e-5).all()
 
 
-@pytest.mark.parametrize("method", ["block", "token"])
-def test_nan_logits_are_reported(method):
-    step = Step(1, 30, 40)
-    spoilt = torch.tensor([0, 5, len(step.logits) - 1])
-    step.logits[spoilt, 7] = float("nan")
-    is_nan, ours, _ = step.both(method)
-    assert is_nan.nonzero().flatten().tolist() == spoilt.tolist()
-    assert ours.acceptance.isfinite().all()
-    assert ours.prefix_acceptance_prob.isfinite().all()
-    assert (ours.num_accepted <= step.lengths).all()
-    assert ((ours.next_tokens >= 0) & (ours.next_tokens < 40)).all()
+def test_nan_logits_are_reported():
+    for method in ["block", "token"]:
+        step = Step(1, 30, 40)
+        spoilt = torch.tensor([0, 5, len(step.logits) - 1])
+        step.logits[spoilt, 7] = float("nan")
+        is_nan, ours, _ = step.both(method)
+        assert is_nan.nonzero().flatten().tolist() == spoilt.tolist(), method
+        assert ours.acceptance.isfinite().all(), method
+        assert ours.prefix_acceptance_prob.isfinite().all(), method
+        assert (ours.num_accepted <= step.lengths).all(), method
+        assert ((ours.next_tokens >= 0) & (ours.next_tokens < 40)).all(), method
 
 
 @pytest.mark.parametrize("method", ["block", "token"])

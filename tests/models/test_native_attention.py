@@ -112,15 +112,15 @@ def test_equals_float64(kind, dtype, segments, kv_heads, repeat, sizes, seed):
         Case(segments, kv_heads, repeat, sizes, dtype, seed).check()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_any_number_of_threads(kernel, dtype, num_threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        Case([(r, 37 * r, 1 + r % 3) for r in range(8)], 3, 4, (64, 64), dtype).check()
-    finally:
-        torch.set_num_threads(before)
+def test_any_number_of_threads(kernel):
+    for dtype in [torch.float32, torch.bfloat16]:
+        for num_threads in [1, 2, 3]:
+            before = torch.get_num_threads()
+            torch.set_num_threads(num_threads)
+            try:
+                Case([(r, 37 * r, 1 + r % 3) for r in range(8)], 3, 4, (64, 64), dtype).check()
+            finally:
+                torch.set_num_threads(before)
 
 
 def test_a_prompt_chunk_in_a_pass_with_decoding_requests(kernel):
@@ -144,54 +144,54 @@ def test_large_scores_do_not_overflow(kernel):
     case.check()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_that_grow_with_each_block(kernel, dtype):
+def test_scores_that_grow_with_each_block(kernel):
     """The weight of earlier sums decreases with each block."""
-    case = Case([(0, 290, 3), (1, 70, 50)], sizes=(64, 64), dtype=dtype)
-    growing = torch.arange(case.keys.shape[2]).to(dtype).view(1, 1, -1) / 8
-    case.q[:, :, 0] = 1
-    case.keys[..., 0] = growing
-    case.k[..., 0] = torch.cat([torch.arange(290, 293), torch.arange(70, 120)])[:, None] / 8
-    case.check()
+    for dtype in [torch.float32, torch.bfloat16]:
+        case = Case([(0, 290, 3), (1, 70, 50)], sizes=(64, 64), dtype=dtype)
+        growing = torch.arange(case.keys.shape[2]).to(dtype).view(1, 1, -1) / 8
+        case.q[:, :, 0] = 1
+        case.keys[..., 0] = growing
+        case.k[..., 0] = torch.cat([torch.arange(290, 293), torch.arange(70, 120)])[:, None] / 8
+        case.check()
 
 
 @needs_kernel
 class TestNonFiniteNumbers:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_keys_beyond_the_length_are_not_read(self, dtype):
-        case = Case([(0, 100, 2), (1, 33, 1)], dtype=dtype)
-        for row, start, count in case.segments:
-            case.keys[row, :, start + count :] = float("nan")
-            case.values[row, :, start + count :] = float("nan")
-        case.check()
+    def test_keys_beyond_the_length_are_not_read(self):
+        for dtype in [torch.float32, torch.bfloat16]:
+            case = Case([(0, 100, 2), (1, 33, 1)], dtype=dtype)
+            for row, start, count in case.segments:
+                case.keys[row, :, start + count :] = float("nan")
+                case.values[row, :, start + count :] = float("nan")
+            case.check()
 
-    @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-    @pytest.mark.parametrize("position", [0, 40, 99])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_nan_or_infinity_in_a_key(self, dtype, position, number):
-        case = Case([(0, 100, 2), (1, 100, 2)], sizes=(64, 64), dtype=dtype)
-        # Both queries have a positive score with an infinite key.
-        case.q[:, :, 3] = 1
-        case.keys[0, :, position, 3] = number
-        result = case.actual()
-        assert result[:2].isnan().all()
-        assert result[2:].isfinite().all()
+    def test_nan_or_infinity_in_a_key(self):
+        for number in [float("nan"), float("inf")]:
+            for position in [0, 40, 99]:
+                for dtype in [torch.float32, torch.bfloat16]:
+                    case = Case([(0, 100, 2), (1, 100, 2)], sizes=(64, 64), dtype=dtype)
+                    # Both queries have a positive score with an infinite key.
+                    case.q[:, :, 3] = 1
+                    case.keys[0, :, position, 3] = number
+                    result = case.actual()
+                    assert result[:2].isnan().all(), number
+                    assert result[2:].isfinite().all(), number
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_nan_in_a_value(self, dtype):
-        case = Case([(0, 100, 2), (1, 100, 2)], sizes=(64, 64), dtype=dtype)
-        case.values[0, 1, 70, 5] = float("nan")
-        result = case.actual()
-        assert result[:2, 3:, 5].isnan().all()
-        assert int(result.isnan().sum()) == 2 * 3
+    def test_nan_in_a_value(self):
+        for dtype in [torch.float32, torch.bfloat16]:
+            case = Case([(0, 100, 2), (1, 100, 2)], sizes=(64, 64), dtype=dtype)
+            case.values[0, 1, 70, 5] = float("nan")
+            result = case.actual()
+            assert result[:2, 3:, 5].isnan().all(), dtype
+            assert int(result.isnan().sum()) == 2 * 3, dtype
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_nan_in_a_query(self, dtype):
-        case = Case([(0, 100, 2)], dtype=dtype)
-        case.q[1, 2, 0] = float("nan")
-        result = case.actual()
-        assert result[1, 2].isnan().all()
-        assert int(result.isnan().sum()) == result.shape[2]
+    def test_nan_in_a_query(self):
+        for dtype in [torch.float32, torch.bfloat16]:
+            case = Case([(0, 100, 2)], dtype=dtype)
+            case.q[1, 2, 0] = float("nan")
+            result = case.actual()
+            assert result[1, 2].isnan().all(), dtype
+            assert int(result.isnan().sum()) == result.shape[2], dtype
 
     def test_a_score_of_minus_infinity_has_no_weight(self):
         for position in (0, 40, 99):

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftwise.errors import NumericalError
 from draftwise.kernels.native.decoder import NativeDecoder
 from draftwise.kernels.native.library import native_library
-from draftwise.kernels.native.panels import interleaved, panels
 from draftwise.models import pretrained
 from draftwise.models.loading import load_model
 from draftwise.models.segment import Segment
 
+from ..refusals import error_of
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
@@ -84,6 +83,7 @@ def test_work_stealing_does_not_change_results(models, dtype):
 
 
 @torch.inference_mode()
+@pytest.mark.covering("recipe", "dtype")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.family}-{recipe.vocab}")
 def test_logits_of_steps_of_every_shape(models, recipe, dtype):
@@ -115,6 +115,7 @@ def test_logits_of_steps_of_every_shape(models, recipe, dtype):
             assert caches[0].lengths[row] == lengths[row]
 
 
+@pytest.mark.covering("recipe", "dtype")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("recipe", [*RECIPES[1:4], TILED], ids=lambda recipe: f"{recipe.vocab}")
 def test_results_of_a_token_do_not_depend_on_the_batch(models, recipe, dtype):
@@ -133,22 +134,6 @@ def test_results_of_a_token_do_not_depend_on_the_batch(models, recipe, dtype):
             parts.append(model.forward(cache, piece, [Segment(0, start, count)], range(count)))
             start += count
         assert torch.equal(torch.cat(parts), together[row])
-
-
-def test_results_do_not_depend_on_the_number_of_threads(models):
-    model = load(models, RECIPES[2], torch.float32)
-    text = torch.randint(0, 70, (24,), generator=torch.Generator().manual_seed(0)).tolist()
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for num_threads in (1, 2, 3, 7):
-            torch.set_num_threads(num_threads)
-            cache = model.new_cache(2, 16)
-            segments = [Segment(0, 0, 12), Segment(1, 0, 12)]
-            results.append(model.forward(cache, text, segments, range(24)))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_a_pass_without_logits(models):
@@ -170,25 +155,27 @@ def test_more_rows_than_tokens(models):
     assert torch.equal(repeated, single[rows])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_prompts_of_any_length(models, dtype):
+def test_prompts_of_any_length(models):
     """Some prompts are too long for one block of rows in the processor's cache."""
-    recipe = replace(TILED, context=700)
-    ours, theirs = (load(models, recipe, dtype, native) for native in (True, False))
-    text = torch.randint(0, 71, (600,), generator=torch.Generator().manual_seed(0)).tolist()
-    for length in (1, 15, 16, 17, 31, 33, 65, 192, 193, 330, 600):
-        wanted = sorted({0, length // 2, length - 1})
-        got, expected = (
-            model.forward(model.new_cache(1, 700), text[:length], [Segment(0, 0, length)], wanted)
-            for model in (ours, theirs)
-        )
-        error = (got.float() - expected.float()).square().mean().sqrt() / expected.float().std()
-        assert error < TOLERANCE[dtype], length
+    for dtype in DTYPES:
+        recipe = replace(TILED, context=700)
+        ours, theirs = (load(models, recipe, dtype, native) for native in (True, False))
+        text = torch.randint(0, 71, (600,), generator=torch.Generator().manual_seed(0)).tolist()
+        for length in (1, 15, 16, 17, 31, 33, 65, 192, 193, 330, 600):
+            wanted = sorted({0, length // 2, length - 1})
+            got, expected = (
+                model.forward(
+                    model.new_cache(1, 700), text[:length], [Segment(0, 0, length)], wanted
+                )
+                for model in (ours, theirs)
+            )
+            error = (got.float() - expected.float()).square().mean().sqrt() / expected.float().std()
+            assert error < TOLERANCE[dtype], length
 
 
-@pytest.mark.parametrize(
-    ("tokens", "segment", "error"),
-    [
+def test_positions_outside_the_cache_are_refused(models):
+    model = load(models, RECIPES[0], torch.float32)
+    for tokens, segment, error in [
         ([32], Segment(0, 0, 1), IndexError),
         ([-1], Segment(0, 0, 1), IndexError),
         ([1, 2], Segment(0, 0, 1), ValueError),
@@ -196,45 +183,5 @@ def test_prompts_of_any_length(models, dtype):
         ([1], Segment(0, -1, 1), ValueError),
         ([1], Segment(1, 0, 1), ValueError),
         ([1], Segment(-1, 0, 1), ValueError),
-    ],
-)
-def test_positions_outside_the_cache_are_refused(models, tokens, segment, error):
-    model = load(models, RECIPES[0], torch.float32)
-    with pytest.raises(error):
-        model.native(model.new_cache(1, 16), tokens, [segment], [0])
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"attention_bias": True},
-        {"mlp_bias": True},
-        {"hidden_act": "gelu"},
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
-    ],
-    ids=lambda config: next(iter(config)),
-)
-def test_unsupported_models_use_pytorch(models, config):
-    recipe = Recipe("llama", 32, config=config)
-    assert load_model(models.folder(recipe), "target", torch.float32, CPU).model.native is None
-
-
-def test_a_model_with_nan_weights_is_refused(models, tmp_path):
-    model = Recipe("llama", 32).build()
-    model.lm_head.weight.data.fill_(float("nan"))
-    model.save_pretrained(tmp_path)
-    with pytest.raises(NumericalError):
-        load_model(str(tmp_path), "target", torch.float32, CPU)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_panels_contain_the_weight(dtype):
-    library = native_library()
-    weight = torch.randn(45, 7).to(dtype)
-    laid_out = panels(weight, library)
-    numbers = laid_out[laid_out != 0].sort().values
-    assert torch.equal(numbers, weight[weight != 0].sort().values)
-    assert laid_out.shape[0] == -(-45 // (2 * library.lanes))
-    both = panels(interleaved(weight, -weight, library), library)
-    assert both.shape[0] == -(-45 // library.lanes)
-    assert torch.equal(both[both > 0].sort().values, weight.abs()[weight != 0].sort().values)
+    ]:
+        error_of(model.native, model.new_cache(1, 16), tokens, [segment], [0], error=error)

@@ -71,20 +71,22 @@ def test_distributions_and_draws_equal_those_of_pytorch(case, softens_greedy):
     torch.testing.assert_close(actual[~at_edge], expected[~at_edge], atol=2e-6, rtol=2e-5)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_and_infinite_logits(number, temperature):
-    logits = torch.zeros(2, 40)
-    logits[0, 37] = number
-    p = distributions(native_library(), logits, controls([temperature]), torch.zeros(2).long())
-    assert p[1].isfinite().all()
-    if number == number and temperature == 0.0:
-        assert p[0].argmax() == 37 or p[0].isnan().all()
-    else:
-        assert p[0].isnan().all()
-    nothing = torch.full((1, 40), float("-inf"))
-    p = distributions(native_library(), nothing, controls([1.0]), torch.zeros(1).long())
-    assert p.isnan().all()
+def test_nan_and_infinite_logits():
+    for number in [float("nan"), float("inf")]:
+        for temperature in [0.0, 1.0]:
+            logits = torch.zeros(2, 40)
+            logits[0, 37] = number
+            p = distributions(
+                native_library(), logits, controls([temperature]), torch.zeros(2).long()
+            )
+            assert p[1].isfinite().all(), number
+            if number == number and temperature == 0.0:
+                assert p[0].argmax() == 37 or p[0].isnan().all(), number
+            else:
+                assert p[0].isnan().all(), number
+            nothing = torch.full((1, 40), float("-inf"))
+            p = distributions(native_library(), nothing, controls([1.0]), torch.zeros(1).long())
+            assert p.isnan().all(), number
 
 
 @settings(deadline=None, max_examples=60)
@@ -115,39 +117,36 @@ def test_companion_scores_equal_those_of_pytorch(seed, vocab, missing):
     torch.testing.assert_close(a, wanted[1], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("vocab", [1, 15, 300, 5000])
-def test_greedy_tokens_are_the_first_largest(vocab):
-    generator = torch.Generator().manual_seed(vocab)
-    logits = torch.randn(7, vocab, generator=generator).round()  # with many ties
-    logits[2] = float("-inf")
-    logits[4, vocab // 2] = float("nan")
-    logits[5, vocab - 1] = float("inf")
-    tokens, is_nan = greedy_tokens(native_library(), logits)
-    assert is_nan.tolist() == [False] * 4 + [True] + [False] * 2
-    first = np.argmax(logits.numpy(), axis=1)
-    assert torch.equal(tokens[~is_nan], torch.from_numpy(first)[~is_nan])
+def test_greedy_tokens_are_the_first_largest():
+    for vocab in [1, 15, 300, 5000]:
+        generator = torch.Generator().manual_seed(vocab)
+        logits = torch.randn(7, vocab, generator=generator).round()  # with many ties
+        logits[2] = float("-inf")
+        logits[4, vocab // 2] = float("nan")
+        logits[5, vocab - 1] = float("inf")
+        tokens, is_nan = greedy_tokens(native_library(), logits)
+        assert is_nan.tolist() == [False] * 4 + [True] + [False] * 2, vocab
+        first = np.argmax(logits.numpy(), axis=1)
+        assert torch.equal(tokens[~is_nan], torch.from_numpy(first)[~is_nan]), vocab
 
 
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"),
-    [
+def test_filters_of_a_large_vocabulary():
+    """Few and many tokens are kept, near the largest probability and far below it."""
+    for top_k, top_p, min_p in [
         (40, None, None),
         (9000, None, None),
         (None, 0.5, None),
         (None, 0.999, None),
         (None, None, 1e-7),
-    ],
-)
-@pytest.mark.parametrize("sharpness", [0.0, 3.0, 20.0])
-def test_filters_of_a_large_vocabulary(top_k, top_p, min_p, sharpness):
-    """Few and many tokens are kept, near the largest probability and far below it."""
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(2, 20000, generator=generator) * sharpness
-    parameters = controls([1.0, 0.7], top_k, top_p, min_p)
-    owner = torch.tensor([0, 1])
-    actual = distributions(native_library(), logits, parameters, owner)
-    expected = plain.probabilities(logits, parameters)
-    # PyTorch's cumulative sum has a rounding error of some 1e-6.
-    at_edge = (actual > 0) != (expected > 0)
-    assert torch.where(at_edge, actual + expected, 0.0).sum() < 1e-5
-    torch.testing.assert_close(actual[~at_edge], expected[~at_edge], atol=2e-6, rtol=1e-4)
+    ]:
+        for sharpness in [0.0, 3.0, 20.0]:
+            generator = torch.Generator().manual_seed(1)
+            logits = torch.randn(2, 20000, generator=generator) * sharpness
+            parameters = controls([1.0, 0.7], top_k, top_p, min_p)
+            owner = torch.tensor([0, 1])
+            actual = distributions(native_library(), logits, parameters, owner)
+            expected = plain.probabilities(logits, parameters)
+            # PyTorch's cumulative sum has a rounding error of some 1e-6.
+            at_edge = (actual > 0) != (expected > 0)
+            assert torch.where(at_edge, actual + expected, 0.0).sum() < 1e-5, top_k
+            torch.testing.assert_close(actual[~at_edge], expected[~at_edge], atol=2e-6, rtol=1e-4)

@@ -14,12 +14,7 @@ from draftwise.kernels.native.trees import accept_trees, describe_nodes
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
 NODES = 9
-FILTERS = {
-    "none": {},
-    "top-k": {"top_k": 7},
-    "top-p": {"top_p": 0.8},
-    "min-p": {"min_p": 0.05},
-}
+FILTERS = {"none": {}, "top-k": {"top_k": 7}, "top-p": {"top_p": 0.8}, "min-p": {"min_p": 0.05}}
 
 
 class Forest:
@@ -67,6 +62,7 @@ class Forest:
         return accepted_nodes(self.plan, sample(p, final).tolist())
 
 
+@pytest.mark.covering("filters", "vocab")
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("vocab", [5, 37, 700])
 def test_trees_accept_what_the_reference_accepts(vocab, filters):
@@ -99,25 +95,25 @@ def test_only_nodes_that_are_reached_make_a_request_fail():
         first += length + 1
 
 
-@pytest.mark.parametrize("wants_entropy", [True, False])
-@pytest.mark.parametrize("vocab", [4, 33, 1000])
-def test_nodes_have_likely_tokens(vocab, wants_entropy):
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(7, vocab, generator=generator) * 2
-    logits[5:, 2] = float("nan")
-    temperature = torch.tensor([0.0, 0.7, 1.3])
-    controls = LogitControls(temperature, False, True, top_k=torch.full((3,), 2))
-    owner = torch.tensor([0, 1, 2, 0, 1, 0, 2])
-    width = min(5, vocab)
-    found = describe_nodes(native_library(), logits, controls, owner, width, wants_entropy)
-    scale = torch.where(temperature > 0, temperature, 1.0)[owner].unsqueeze(1)
-    soft = (logits / scale).softmax(dim=1)
-    probs, tokens = soft[:5].topk(width)
-    assert torch.equal(found.tokens[:5], tokens)
-    assert torch.allclose(found.probs[:5], probs, rtol=1e-4)
-    assert not found.probs[5:].any()
-    if wants_entropy:
-        entropy = torch.special.entr(soft).sum(dim=1).nan_to_num(nan=0.0)
-        assert torch.allclose(found.entropy, entropy, atol=1e-4)
-    else:
-        assert found.entropy is None
+def test_nodes_have_likely_tokens():
+    for wants_entropy in [True, False]:
+        for vocab in [4, 33, 1000]:
+            generator = torch.Generator().manual_seed(1)
+            logits = torch.randn(7, vocab, generator=generator) * 2
+            logits[5:, 2] = float("nan")
+            temperature = torch.tensor([0.0, 0.7, 1.3])
+            controls = LogitControls(temperature, False, True, top_k=torch.full((3,), 2))
+            owner = torch.tensor([0, 1, 2, 0, 1, 0, 2])
+            width = min(5, vocab)
+            found = describe_nodes(native_library(), logits, controls, owner, width, wants_entropy)
+            scale = torch.where(temperature > 0, temperature, 1.0)[owner].unsqueeze(1)
+            soft = (logits / scale).softmax(dim=1)
+            probs, tokens = soft[:5].topk(width)
+            assert torch.equal(found.tokens[:5], tokens), wants_entropy
+            assert torch.allclose(found.probs[:5], probs, rtol=1e-4), wants_entropy
+            assert not found.probs[5:].any(), wants_entropy
+            if wants_entropy:
+                entropy = torch.special.entr(soft).sum(dim=1).nan_to_num(nan=0.0)
+                assert torch.allclose(found.entropy, entropy, atol=1e-4), wants_entropy
+            else:
+                assert found.entropy is None, wants_entropy

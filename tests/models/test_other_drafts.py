@@ -15,6 +15,7 @@ from draftwise.checkpoints.other_drafts import other_kind
 from draftwise.errors import UnsupportedModelError
 from draftwise.models import loading
 
+from ..refusals import error_of
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
 from .loading_tools import refused
@@ -56,31 +57,41 @@ REMEDY = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"
 
 
 def write(folder, config):
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file({"fc.weight": torch.zeros(16, 48)}, folder / "model.safetensors")
     return str(folder)
 
 
-@pytest.mark.parametrize(("kind", "config"), KINDS)
-def test_other_kinds_are_refused_as_drafts(models, tmp_path, kind, config):
-    folder = write(tmp_path / "draft", config)
-    with pytest.raises(UnsupportedModelError) as caught:
-        LLM(models.folder(Recipe()), {"draft": ["suffix", folder]}, dtype="float32")
-    assert caught.value.field == "draft"
-    assert f"is a draft of the kind {kind}, which is not run by Draftwise" in caught.value.message
-    assert REMEDY in caught.value.message
+def test_other_kinds_are_refused_as_drafts(models, tmp_path):
+    for kind, config in KINDS:
+        folder = write(tmp_path / "draft", config)
+        caught = error_of(
+            LLM,
+            models.folder(Recipe()),
+            {"draft": ["suffix", folder]},
+            dtype="float32",
+            error=UnsupportedModelError,
+        )
+        assert caught.field == "draft"
+        assert f"is a draft of the kind {kind}, which is not run by Draftwise" in caught.message
+        assert REMEDY in caught.message
 
 
-@pytest.mark.parametrize("role", ["target", "companion"])
-def test_other_kinds_are_refused_in_other_roles(models, tmp_path, role):
-    folder = write(tmp_path / "draft", KINDS[0][1])
-    names = {"target": models.folder(Recipe()), role: folder}
-    target = names.pop("target")
-    with pytest.raises(UnsupportedModelError) as caught:
-        LLM(target, {"draft": models.folder(Recipe()), **names}, dtype="float32")
-    assert caught.value.field == role
-    assert "of the kind DFlash, which is no model of its own; name " in caught.value.message
+def test_other_kinds_are_refused_in_other_roles(models, tmp_path):
+    for role in ["target", "companion"]:
+        folder = write(tmp_path / "draft", KINDS[0][1])
+        names = {"target": models.folder(Recipe()), role: folder}
+        target = names.pop("target")
+        caught = error_of(
+            LLM,
+            target,
+            {"draft": models.folder(Recipe()), **names},
+            dtype="float32",
+            error=UnsupportedModelError,
+        )
+        assert caught.field == role
+        assert "of the kind DFlash, which is no model of its own; name " in caught.message
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -112,9 +123,8 @@ def test_the_cached_configuration_of_a_name(monkeypatch):
     assert hub.cached_config("/no/such/folder") is None
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_other_configurations_are_not_of_such_drafts():
+    for config in [
         EAGLE3,
         SPECULATORS,
         LLAMA,
@@ -126,10 +136,8 @@ def test_the_cached_configuration_of_a_name(monkeypatch):
         },
         {"model_type": "qwen3_next", "architectures": None},
         {"architectures": 5, "model_type": None},
-    ],
-)
-def test_other_configurations_are_not_of_such_drafts(config):
-    assert other_kind(config) is None
+    ]:
+        assert other_kind(config) is None
 
 
 def test_models_with_a_damaged_configuration_are_refused_as_before(models, tmp_path):

@@ -24,6 +24,7 @@ FAMILIES = {
 
 
 @torch.inference_mode()
+@pytest.mark.covering("family", "dtype", "quantization", "kernels")
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

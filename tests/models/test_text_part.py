@@ -73,12 +73,7 @@ def llama4(**text):
         "floor_scale": 4,
         "attn_scale": 1.0,
     }
-    vision = {
-        **VISION,
-        "projector_input_dim": 8,
-        "projector_output_dim": 8,
-        "vision_output_dim": 8,
-    }
+    vision = {**VISION, "projector_input_dim": 8, "projector_output_dim": 8, "vision_output_dim": 8}
     return transformers.Llama4Config(
         text_config=transformers.Llama4TextConfig(**{**settings, **text}),
         vision_config=transformers.Llama4VisionConfig(**vision),

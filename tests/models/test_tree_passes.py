@@ -74,6 +74,7 @@ def kernels(request, monkeypatch):
         pytest.skip("no compiler")
 
 
+@pytest.mark.covering("family", "kernels")
 @pytest.mark.parametrize("family", ALL)
 def test_each_node_reads_its_own_path(models, kernels, family):
     """In layers with a window, the tree begins before and after the window is full."""
@@ -95,6 +96,7 @@ def test_each_node_reads_its_own_path(models, kernels, family):
         torch.testing.assert_close(out, expected, atol=CLOSE, rtol=CLOSE)
 
 
+@pytest.mark.covering("family", "kernels")
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral"])
 def test_trees_and_chains_share_a_pass(models, kernels, family):
     """Requests with a chain, a large chunk of a prompt and trees of several sizes."""

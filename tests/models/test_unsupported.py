@@ -70,9 +70,8 @@ class TestUnsupported:
         )
         assert refused(folder, max_model_len=32).field == "target"
 
-    @pytest.mark.parametrize(
-        ("class_name", "settings", "reason"),
-        [
+    def test_other_attention(self, tmp_path):
+        for class_name, settings, reason in [
             # Positions as biases of the scores.
             ("Bloom", {"n_layer": 2, "n_head": 2}, "bloom does not support custom attention"),
             ("Falcon", {"alibi": True}, "does not support custom attention functions"),
@@ -96,12 +95,10 @@ class TestUnsupported:
             ("DiffLlama", {}, "not plain causal attention"),
             # Bidirectional attention.
             ("Bert", {}, "not plain causal attention"),
-        ],
-    )
-    def test_other_attention(self, tmp_path, class_name, settings, reason):
-        error = refused(tiny(tmp_path, class_name, **settings), max_model_len=64)
-        assert error.field == "target"
-        assert reason in error.message
+        ]:
+            error = refused(tiny(tmp_path, class_name, **settings), max_model_len=64)
+            assert error.field == "target", class_name
+            assert reason in error.message, class_name
 
     def test_a_model_without_a_limit_of_its_context(self, tmp_path):
         config = transformers.XLNetConfig(
@@ -139,24 +136,24 @@ class TestPositionScaling:
         assert "set max_model_len to 32 or less" in error.message
         assert load(folder, max_model_len=32).max_model_len == 32
 
-    @pytest.mark.parametrize("kind", ["Phi3", "Gemma3Text"])
-    def test_factors_that_are_the_same_for_all_lengths(self, tmp_path, kind):
-        rope = {**LONG, "long_factor": [2.0, 3.0], "short_factor": [2.0, 3.0]}
-        if kind == "Gemma3Text":  # has settings for each type of layers
-            layers = ("full_attention", "sliding_attention")
-            rope, size = dict.fromkeys(layers, rope), {"head_dim": 4}
-        else:
-            size = {"original_max_position_embeddings": 32}
-        loaded = load(tiny(tmp_path, kind, rope_parameters=rope, sliding_window=64, **size))
-        assert loaded.max_model_len == 64
-        assert "rotary" not in str(loaded.model.slow_path)
+    def test_factors_that_are_the_same_for_all_lengths(self, tmp_path):
+        for kind in ["Phi3", "Gemma3Text"]:
+            rope = {**LONG, "long_factor": [2.0, 3.0], "short_factor": [2.0, 3.0]}
+            if kind == "Gemma3Text":  # has settings for each type of layers
+                layers = ("full_attention", "sliding_attention")
+                rope, size = dict.fromkeys(layers, rope), {"head_dim": 4}
+            else:
+                size = {"original_max_position_embeddings": 32}
+            loaded = load(tiny(tmp_path, kind, rope_parameters=rope, sliding_window=64, **size))
+            assert loaded.max_model_len == 64, kind
+            assert "rotary" not in str(loaded.model.slow_path), kind
 
-    @pytest.mark.parametrize("different", ["full_attention", "sliding_attention"])
-    def test_scaling_of_one_type_of_layers(self, tmp_path, different):
-        default = {"rope_type": "default", "rope_theta": 10000.0}
-        rope = {"full_attention": default, "sliding_attention": default, different: LONG}
-        error = refused(tiny(tmp_path, "Gemma3Text", rope_parameters=rope, head_dim=4))
-        assert "set max_model_len to 32 or less" in error.message
+    def test_scaling_of_one_type_of_layers(self, tmp_path):
+        for different in ["full_attention", "sliding_attention"]:
+            default = {"rope_type": "default", "rope_theta": 10000.0}
+            rope = {"full_attention": default, "sliding_attention": default, different: LONG}
+            error = refused(tiny(tmp_path, "Gemma3Text", rope_parameters=rope, head_dim=4))
+            assert "set max_model_len to 32 or less" in error.message, different
 
     def test_scaling_for_long_contexts(self, tmp_path):
         folder = tiny(
@@ -171,9 +168,8 @@ class TestPositionScaling:
         assert "set max_model_len to 32 or less" in error.message
         assert load(folder, max_model_len=32).max_model_len == 32
 
-    @pytest.mark.parametrize(
-        "rope",
-        [
+    def test_constant_scaling_is_supported(self, tmp_path):
+        for rope in [
             {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
             {
                 "rope_type": "yarn",
@@ -189,14 +185,11 @@ class TestPositionScaling:
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 32,
             },
-        ],
-        ids=lambda rope: rope["rope_type"],
-    )
-    def test_constant_scaling_is_supported(self, tmp_path, rope):
-        folder = tiny(tmp_path, "Llama", rope_parameters=rope)
-        (output,) = LLM(folder, dtype="float32").generate(
-            [1, 2, 3], SamplingParams(temperature=0, max_tokens=50)
-        )
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        expected = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=50, do_sample=False)
-        assert [1, 2, 3, *output.token_ids] == expected[0].tolist()
+        ]:
+            folder = tiny(tmp_path, "Llama", rope_parameters=rope)
+            (output,) = LLM(folder, dtype="float32").generate(
+                [1, 2, 3], SamplingParams(temperature=0, max_tokens=50)
+            )
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            expected = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=50, do_sample=False)
+            assert [1, 2, 3, *output.token_ids] == expected[0].tolist(), rope

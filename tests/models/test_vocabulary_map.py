@@ -58,33 +58,35 @@ def test_entries_of_different_kinds_are_the_same_token():
     }
 
 
-@pytest.mark.parametrize("byte_first", [True, False])
-def test_one_of_several_tokens_for_the_same_bytes_is_mapped(byte_first):
+def test_one_of_several_tokens_for_the_same_bytes_is_mapped():
     """The ordinary entry is, wherever it stands, because it is the one that tokenizers write."""
-    target = pieces_tokenizer(("<0x61>", "a") if byte_first else ("a", "<0x61>"))
-    shared = translator(target, byte_tokenizer()).vocabulary
-    assert spelled(target, shared.target_ids) == ["a"]
-    assert len(shared) == 1
+    for byte_first in [True, False]:
+        target = pieces_tokenizer(("<0x61>", "a") if byte_first else ("a", "<0x61>"))
+        shared = translator(target, byte_tokenizer()).vocabulary
+        assert spelled(target, shared.target_ids) == ["a"], byte_first
+        assert len(shared) == 1, byte_first
 
 
-@pytest.mark.parametrize("ordinary", ["target", "own", "both"])
-def test_an_end_of_sequence_token_may_be_an_ordinary_one(ordinary):
+def test_an_end_of_sequence_token_may_be_an_ordinary_one():
     """The two that end a sequence are the same, so that the bytes of neither are shared."""
-    target, own = pieces_tokenizer(("a", "b", "<|end|>")), byte_tokenizer()
-    if ordinary in ("target", "both"):
-        target.eos_token = "b"
-    if ordinary in ("own", "both"):
-        own.eos_token = "a"
-    shared = translator(target, own).vocabulary
-    pairs = set(zip(spelled(own, shared.own_ids), spelled(target, shared.target_ids), strict=True))
-    assert (
-        pairs
-        == {
-            "target": {("</s>", "b"), ("a", "a")},
-            "own": {("a", "<|end|>"), ("b", "b")},
-            "both": {("a", "b")},
-        }[ordinary]
-    )
+    for ordinary in ["target", "own", "both"]:
+        target, own = pieces_tokenizer(("a", "b", "<|end|>")), byte_tokenizer()
+        if ordinary in ("target", "both"):
+            target.eos_token = "b"
+        if ordinary in ("own", "both"):
+            own.eos_token = "a"
+        shared = translator(target, own).vocabulary
+        pairs = set(
+            zip(spelled(own, shared.own_ids), spelled(target, shared.target_ids), strict=True)
+        )
+        assert (
+            pairs
+            == {
+                "target": {("</s>", "b"), ("a", "a")},
+                "own": {("a", "<|end|>"), ("b", "b")},
+                "both": {("a", "b")},
+            }[ordinary]
+        )
 
 
 def test_tokens_beyond_the_logits_are_not_shared():
@@ -141,9 +143,8 @@ def test_a_map_is_one_to_one():
         VocabularyMap({0: 1, 1: 1}, own_size=2, target_size=2)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "same"),
-    [
+def test_added_tokens_and_fillers_alone_may_differ():
+    for first, second, same in [
         (("a", "b"), ("a", "b"), True),
         (("a", "b"), ("a", "b", "<|end|>"), True),
         (("a", "b", "<|one|>"), ("a", "b", "<|two|>"), False),
@@ -152,8 +153,6 @@ def test_a_map_is_one_to_one():
         (("a", "b"), ("a", "b", "[PAD2]", "[PAD3]"), True),
         (("a", "b", "<|end|>"), ("a", "b", "[PAD2]", "[PAD3]"), True),
         (("a", "b", "[PAD2]"), ("b", "a"), False),
-    ],
-)
-def test_added_tokens_and_fillers_alone_may_differ(first, second, same):
-    tokenizers = pieces_tokenizer(first), pieces_tokenizer(second)
-    assert is_same_vocabulary(*tokenizers) == is_same_vocabulary(*tokenizers[::-1]) == same
+    ]:
+        tokenizers = pieces_tokenizer(first), pieces_tokenizer(second)
+        assert is_same_vocabulary(*tokenizers) == is_same_vocabulary(*tokenizers[::-1]) == same

@@ -199,20 +199,6 @@ class TestPasses:
     def test_a_target_alone_has_one_stage(self, triple):
         assert PassTimer(Models(triple.target), 1, 8, 2).stages == (Stage.TARGET,)
 
-    def test_the_first_draft_pass_is_measured(self, triple, monkeypatch):
-        timer = PassTimer(triple, 2, 16, 3)
-        done = []
-
-        def seconds(batch, length):
-            done.append((len(batch.generating), length))
-            is_pause = len(done) < 8 or len(done) == 14
-            return 0.5 + 0.1 * length + 5.0 * is_pause
-
-        monkeypatch.setattr(timer, "_draft_seconds", seconds)
-        monkeypatch.setattr(timer, "_rewind", lambda *_: done.append("rewound"))
-        assert timer.first_draft_extra(PassShape(2, 2, 8)) == pytest.approx(0.5)
-        assert done == ["rewound", (2, 1), "rewound", (2, 3)] * 7
-
     def test_without_time_the_first_draft_pass_is_like_the_others(self, triple):
         assert PassTimer(triple, 2, 16, 3).first_draft_extra(PassShape(2, 2, 8), 0.0) == 0.0
 
@@ -278,14 +264,6 @@ class TestMeasuring:
         assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
         assert {total for _, total in calls} == {len(calls)}
 
-    def test_many_sizes_are_measured_in_groups(self, triple):
-        shapes = [PassShape(1, n, context) for n in range(1, 40) for context in (8, 16)]
-        turns = latency._interleaved_groups(Stage.TARGET, shapes)
-        assert sorted(each for turn in turns for each in turn) == sorted(
-            (Stage.TARGET, shape) for shape in shapes
-        )
-        assert [len({shape.num_tokens for _, shape in turn}) for turn in turns] == [16, 16, 7]
-
     def test_default_contexts_are_those_that_fit(self, triple):
         measured = measure_profile(Models(triple.target), 1, None, 1)
         assert {p.shape.context for p in measured.points} == {4 * (96 - 3) // 5}
@@ -310,16 +288,6 @@ class TestMeasuring:
 class TestFile:
     def test_round_trip(self, profile, saved):
         assert LatencyProfile.load(saved) == profile
-
-    def test_is_human_readable(self, profile, saved):
-        content = json.loads(saved.read_text())
-        assert content["format"] == 1
-        assert content["machine"]["threads"] == torch.get_num_threads()
-        assert content["machine"]["dtype"] == "float32"
-        assert content["models"].keys() == {"target", "draft", "companion"}
-        assert len(content["measured"]) == len(profile.points)
-        lines = saved.read_text().splitlines()
-        assert sum('"num_passes"' in line for line in lines) == len(profile.points)
 
     def test_gives_the_fitted_costs(self, profile, saved, triple, unprobed):
         model = load_latency(str(saved), triple)
@@ -453,15 +421,3 @@ class TestStaleness:
             warnings.simplefilter("always")
             load_latency(str(saved), triple)
         assert len(caught) == warned
-
-    def test_probes_are_passes_that_were_measured(self, profile, triple, monkeypatch):
-        probed = []
-
-        def timed(self, stage, shape):
-            probed.append((stage, shape))
-            seconds = {(p.stage, p.shape): p.seconds for p in profile.points}
-            return 2 * seconds[stage, shape]
-
-        monkeypatch.setattr(PassTimer, "__call__", timed)
-        assert latency._deviation(profile, triple) == pytest.approx(2.0)
-        assert len(set(probed)) == 3

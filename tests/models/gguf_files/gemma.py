@@ -77,8 +77,7 @@ GEMMA: Mapping[str, Case] = {
         },
     ),
     "gemma4, shared layers of twice the width": case(
-        "gemma4",
-        {"attention.shared_kv_layers": 2, "feed_forward_length": [192, 192, 384, 384]},
+        "gemma4", {"attention.shared_kv_layers": 2, "feed_forward_length": [192, 192, 384, 384]}
     ),
     "gemma4, no per-layer input": case(
         "gemma4", {"embedding_length_per_layer_input": 0}, tensors=_NO_PER_LAYER_INPUT
@@ -91,10 +90,7 @@ GEMMA: Mapping[str, Case] = {
     ),
     "gemma4, widths and kv heads per layer": case(
         "gemma4",
-        {
-            "feed_forward_length": [192, 192, 256, 256],
-            "attention.head_count_kv": [2, 1, 2, 1],
-        },
+        {"feed_forward_length": [192, 192, 256, 256], "attention.head_count_kv": [2, 1, 2, 1]},
     ),
     "gemma4, no rope_freqs": case("gemma4", tensors={"rope_freqs.weight": None}),
     "gemma4, experts": case(

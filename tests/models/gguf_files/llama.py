@@ -55,18 +55,10 @@ LLAMA: Mapping[str, Case] = {
     "llama, longrope, short": case("llama", LONGROPE, original(1024), tensors=factors(16)),
     "llama, longrope, original absent": case("llama", LONGROPE, tensors=factors(16)),
     "llama, longrope, attn_factor": case(
-        "llama",
-        LONGROPE,
-        original(512),
-        {"rope.scaling.attn_factor": 1.19},
-        tensors=factors(16),
+        "llama", LONGROPE, original(512), {"rope.scaling.attn_factor": 1.19}, tensors=factors(16)
     ),
     "llama, longrope, factor": case(
-        "llama",
-        LONGROPE,
-        original(512),
-        {"rope.scaling.factor": 2.0},
-        tensors=factors(16),
+        "llama", LONGROPE, original(512), {"rope.scaling.factor": 2.0}, tensors=factors(16)
     ),
     "llama, longrope, no factors": case("llama", LONGROPE, original(512)),
     "llama, finetuned false": case("llama", {"rope.scaling.finetuned": False}),
@@ -78,19 +70,11 @@ LLAMA: Mapping[str, Case] = {
     # Sizes.
     "llama, key_length": case(
         "llama",
-        {
-            "attention.key_length": 48,
-            "attention.value_length": 48,
-            "rope.dimension_count": 48,
-        },
+        {"attention.key_length": 48, "attention.value_length": 48, "rope.dimension_count": 48},
     ),
     "llama, key_length, dimension_count absent": case(
         "llama",
-        {
-            "attention.key_length": 48,
-            "attention.value_length": 48,
-            "rope.dimension_count": None,
-        },
+        {"attention.key_length": 48, "attention.value_length": 48, "rope.dimension_count": None},
     ),
     "llama, value_length above key_length": case("llama", {"attention.value_length": 48}),
     "llama, head_count_kv absent": case("llama", {"attention.head_count_kv": None}),
@@ -149,10 +133,7 @@ LLAMA: Mapping[str, Case] = {
         "llama", EXPERTS, {"expert_feed_forward_length": 96}, tensors=_MIXTRAL
     ),
     "llama, experts, groups": case(
-        "llama",
-        EXPERTS,
-        {"expert_group_count": 2, "expert_group_used_count": 1},
-        tensors=_MIXTRAL,
+        "llama", EXPERTS, {"expert_group_count": 2, "expert_group_used_count": 1}, tensors=_MIXTRAL
     ),
     "llama, expert_count 0": case("llama", {"expert_count": 0, "expert_used_count": 0}),
     "llama, experts, one used": case("llama", EXPERTS, {"expert_used_count": 1}, tensors=_MIXTRAL),

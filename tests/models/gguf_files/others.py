@@ -56,11 +56,7 @@ OTHERS: Mapping[str, Case] = {
     "mistral3": case("mistral3"),
     "mistral3, key_length": case(
         "mistral3",
-        {
-            "attention.key_length": 48,
-            "attention.value_length": 48,
-            "rope.dimension_count": 48,
-        },
+        {"attention.key_length": 48, "attention.value_length": 48, "rope.dimension_count": 48},
     ),
     "mistral3, window": case("mistral3", WINDOW),
     "mistral3, yarn": case("mistral3", YARN),
@@ -74,11 +70,7 @@ OTHERS: Mapping[str, Case] = {
     "mistral3, temperature": case("mistral3", _TEMPERATURE, original(256)),
     "mistral3, temperature, original absent": case("mistral3", _TEMPERATURE),
     "mistral3, all": case(
-        "mistral3",
-        YARN,
-        BETAS,
-        _TEMPERATURE,
-        {"rope.scaling.yarn_log_multiplier": 1.0},
+        "mistral3", YARN, BETAS, _TEMPERATURE, {"rope.scaling.yarn_log_multiplier": 1.0}
     ),
     "mistral3, attention.scale": case("mistral3", {"attention.scale": 0.1}),
     "granite": case("granite"),

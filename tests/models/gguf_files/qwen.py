@@ -29,8 +29,7 @@ QWEN: Mapping[str, Case] = {
     "qwen3, tied": case("qwen3", tensors=TIED),
     "qwen2moe": case("qwen2moe"),
     "qwen2moe, expert widths absent": case(
-        "qwen2moe",
-        {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None},
+        "qwen2moe", {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None}
     ),
     "qwen2moe, expert_weights_norm": case("qwen2moe", {"expert_weights_norm": True}),
     "qwen2moe, expert_weights_scale": case("qwen2moe", {"expert_weights_scale": 2.5}),
