@@ -75,9 +75,3 @@ def client(server):
     """An HTTP client of the server."""
     with server.client() as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def offline():
-    """The target of the server without speculation, in this process."""
-    return LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
