@@ -167,7 +167,7 @@ def test_all_skips_studies_that_cannot_be_measured(command, monkeypatch, tmp_pat
     assert [file.name for file in (tmp_path / "out").iterdir() if file.is_dir()] == [
         "oracle-length"
     ]
-    ran = command("acceptance-surface", *arguments, roles=("target", "draft"))
+    ran = command("acceptance-surface", *arguments)
     assert_refused(ran, "--max-tokens: too few")
 
 

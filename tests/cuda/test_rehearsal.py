@@ -18,16 +18,17 @@ LARGEST = 5
 def rehearsed(engine, limit_seconds=1e9):
     """Rehearse; returns what was said about it."""
     said = []
-    assert rehearse(engine, LARGEST, said.append, limit_seconds) > 0
+    num_steps = rehearse(engine, LARGEST, said.append, limit_seconds)
+    assert num_steps > 0 or not limit_seconds
     return said
 
 
 def num_sizes(engine):
-    """Number of sizes that were prepared for the target and for the draft."""
-    pipeline = engine.pipeline
-    draft = pipeline.proposer.cached_model.cache
-    target = engine._verifier._cache
-    return [cache.steps.num_sizes for cache in (target, draft) if cache.steps is not None]
+    """Number of sizes that were prepared for the target.
+
+    What the draft reads before it drafts depends on what was accepted.
+    """
+    return engine._verifier._cache.steps.num_sizes
 
 
 def test_batch_sizes():
@@ -47,7 +48,7 @@ def test_a_rehearsal_prepares_all_sizes_and_changes_nothing(models, place, polic
     assert (engine.policies.default, engine.policies.guard) == (default, guard)
     assert engine.num_unfinished == 0
     known = num_sizes(engine)
-    assert all(known)
+    assert known >= 10
     rehearsed(engine)
     assert num_sizes(engine) == known
     prompts = [[index, 1, 2, 3] for index in range(LARGEST)]

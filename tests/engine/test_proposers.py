@@ -21,7 +21,6 @@ from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.loading import load_model
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES, policy_class
-from draftwise.policies.base import DraftPlan
 from draftwise.policies.router import PolicyRouter
 from draftwise.speculation import RequestSpeculation
 
@@ -338,12 +337,15 @@ class TestHybrid:
             )
             return draw(self, batch, policy, kept, made, late)
 
+        plan = PolicyRouter.plan_drafts
         monkeypatch.setattr(HybridProposer, "_joined", chosen_late)
         engine = self.engine(models, "fixed", 64)
         monkeypatch.setattr(
             type(engine.policies),
             "plan_drafts",
-            lambda self, requests: DraftPlan([7] * len(requests), [False] * len(requests)),
+            lambda self, requests: plan(self, requests)._replace(
+                lengths=[7] * len(requests), copies=[False] * len(requests)
+            ),
         )
         with pytest.raises(AssertionError):
             check_law(models, engine, SamplingParams(max_tokens=3))
@@ -415,9 +417,12 @@ class TestHybrid:
         engine = self.engine(models, "fixed", 2, VARIED)
         turn = itertools.count()
 
+        plan = PolicyRouter.plan_drafts
+
         def alternating(self, requests):
             uses_offer = next(turn) % 4 < 3
-            return DraftPlan([7] * len(requests), [uses_offer] * len(requests))
+            begun = plan(self, requests)
+            return begun._replace(lengths=[7] * len(requests), copies=[uses_offer] * len(requests))
 
         monkeypatch.setattr(type(engine.policies), "plan_drafts", alternating)
         prompts, params = varied_work(12)

@@ -242,7 +242,8 @@ def test_steps_with_draft_signals_do_not_change_the_costs_of_passes():
     def seconds_after(has_signals):
         latency = costs()
         policy = create_policy("fixed", PolicyContext(LONGEST), {})
-        policy.uses_draft_signals = lambda: has_signals
+        watching = {"uses_draft_signals": has_signals}
+        policy.__class__ = type("Watching", (type(policy),), watching)
         steering = Steering(policy, latency, clock=Clock())
         batch, verified = views(4), {}
         for number in range(60):

@@ -25,6 +25,13 @@ states = st.lists(
         num_tokens=st.integers(1, 1000),
         num_output_tokens=st.integers(0, 100),
         draft_limit=st.integers(0, 20),
+        request_id=st.integers(0, 99),
+        greedy=st.booleans(),
+        history=st.floats(0, 1),
+        policy=st.none(),
+        offer=st.lists(st.floats(0, 1), max_size=12),
+        has_model=st.booleans(),
+        num_behind=st.integers(0, 9),
     ),
     max_size=40,
 )

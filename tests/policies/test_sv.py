@@ -114,7 +114,7 @@ def test_copied_tokens_are_verified_whatever_the_companion_says(name):
     lengths_of(policy, world.states())
     by_model = np.array([False, False, True, True])
     policy._choice = policy._choice._replace(by_model=by_model)
-    step = take_step(policy, world, limits=[3, 2, 3, 3])
+    step = take_step(policy, world, scores=True, limits=[3, 2, 3, 3])
     assert step.plan.lengths[:2] == (3, 2)
     assert max(step.plan.lengths[2:]) == 0
 

@@ -1,6 +1,3 @@
-"""Models: loading, checks of what can be served, and the forward pass over packed tokens."""
+"""Models: what is computed, and the caches. :mod:`draftwise.models.loading` loads them."""
 
-from draftwise.checkpoints.imports import quiet_import
-
-with quiet_import():
-    import transformers.modeling_utils  # noqa: F401
+import draftwise.checkpoints  # noqa: F401  # it imports transformers without messages

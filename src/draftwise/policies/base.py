@@ -217,11 +217,11 @@ def planned_drafts(policy: Policy, requests: Sequence[RequestState]) -> DraftPla
             not request.has_model or _offers_more(request, min(length, request.draft_limit))
             for request, length in zip(requests, lengths, strict=True)
         ]
-    most = [
-        len(request.offer) if is_copied else request.draft_limit
-        for request, is_copied in zip(requests, copies, strict=True)
+    rows = zip(requests, lengths, copies, strict=True)
+    lengths = [
+        min(length, request.draft_limit, len(request.offer) if is_copied else length)
+        for request, length, is_copied in rows
     ]
-    lengths = [min(pair) for pair in zip(lengths, most, strict=True)]
     return DraftPlan(lengths, copies, policy.needs_companion if scored is None else scored)
 
 
