@@ -322,7 +322,7 @@ class Adaptive(Policy):
         if not drafted.any():
             return
         width = kept.shape[1]
-        tested = np.concatenate([np.ones((len(kept), 1)), kept[:, :-1]], axis=1) * drafted
+        tested = reached(kept) * drafted
         decay = max(0.0, 1 - drafted[:, 0].sum() / _MEMORY)
         for sums, new in ((self._accepted, kept * drafted), (self._tested, tested)):
             sums *= decay
@@ -340,3 +340,12 @@ class Adaptive(Policy):
         """
         known = np.arange(kept.shape[1]) < np.asarray(outcome.known_lengths)[:, None]
         return kept, known & self._choice.by_model[:, None]
+
+
+def reached(kept: Floats) -> Floats:
+    """``[batch, width]`` probability that each position is reached.
+
+    Args:
+        kept: ``[batch, width]`` probability that the token there and all before it are accepted.
+    """
+    return np.concatenate([np.ones((len(kept), 1)), kept[:, :-1]], axis=1)

@@ -17,7 +17,7 @@ from draftwise.policies.base import DraftPlan, PolicyContext, Signal
 from draftwise.policies.filtering import Floats, Integers, keep_likely
 from draftwise.policies.guard import Booleans, bucket_key
 from draftwise.policies.inputs import RequestState
-from draftwise.policies.price import Adaptive, Choice, Copies
+from draftwise.policies.price import Adaptive, Choice, Copies, reached
 from draftwise.policies.step_times import SCORED
 
 # Weight of a scored step in the mean shares of tokens that are kept.
@@ -243,8 +243,7 @@ class SpeculativeVerification(Adaptive):
         known[list(outcome.failed)] = False
         if not known.any():
             return None
-        reach = np.cumprod(np.where(known, acceptance, 0.0), axis=1)
-        before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)
+        before = reached(np.where(known, acceptance, 0.0).cumprod(axis=1))
         rows, places = np.nonzero(known)
         signals = self._signals_of(draft, companion_scores, rows, places)
         return signals, self._greedy[rows], acceptance[known], before[known]

@@ -10,6 +10,7 @@ from draftwise.estimators.combined import Inputs
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import PolicyContext
 from draftwise.policies.filtering import Floats
+from draftwise.policies.price import reached
 from draftwise.policies.sv import SpeculativeVerification
 
 
@@ -44,8 +45,7 @@ class PredictableVerification(SpeculativeVerification):
         signals = self._signals_of(draft, companion_scores, rows, places)
         next_acceptance = np.zeros(draft.tokens.shape)
         next_acceptance[rows, places] = self.predictable.predict(signals, self._greedy[rows])
-        before = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
-        before = np.concatenate([np.ones((len(before), 1)), before[:, :-1]], axis=1)
+        before = reached(np.where(drafted, expected, 0.0).cumprod(axis=1))
         is_verified = (before * next_acceptance >= thresholds[:, None]) & drafted
         # Copied tokens were selected before.
         copied = ~self._choice.by_model
