@@ -9,11 +9,10 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from draftwise import LLM, SamplingParams
-from draftwise.checkpoints.gguf import blocks as ours
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from draftwise.kernels.native import suitability
-from draftwise.kernels.native.grouped import IN_GROUPS
 from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.packed import PACKED
 from draftwise.models.loading import load_model
 from draftwise.models.segment import Segment
 
@@ -100,29 +99,6 @@ def file(tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", RECIPE.build())
 
 
-def test_blocks_equal_those_of_the_library():
-    for kind in sorted(ours._BLOCKS):
-        num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[Type[kind]]
-        blocks = np.random.default_rng(0).integers(0, 256, (6, 5 * num_bytes), dtype=np.uint8)
-        halves = np.random.default_rng(1).normal(size=(6, 5, num_bytes // 2)).astype(np.float16)
-        view = blocks.reshape(6, 5, num_bytes)
-        for at in (0, 2, 208):  # where a block may have a float16 number, which must be finite
-            if at + 2 <= num_bytes:
-                view[:, :, at : at + 2] = halves[:, :, :1].view(np.uint8)
-        matrix = ours.matrix_of_blocks(kind, blocks)
-        expected = gguf.quants.dequantize(blocks, Type[kind])
-        assert expected.shape == (6, 5 * num_numbers), kind
-        np.testing.assert_allclose(matrix.dequantize().numpy(), expected, rtol=1e-5, atol=1e-6)
-        codes = matrix.numbers.int() - matrix.smallest
-        assert codes.min() >= 0, kind
-        assert codes.max() < 2**matrix.bits, kind
-
-
-def test_types_without_integers_are_expanded():
-    assert ours.matrix_of_blocks("IQ4_NL", np.zeros((2, 18), dtype=np.uint8)) is None
-    assert ours.matrix_of_blocks("F32", np.zeros(8, dtype=np.uint8)) is None
-
-
 @torch.inference_mode()
 def logits_of(loaded, tokens):
     cache = loaded.model.new_cache(1, len(tokens))
@@ -144,8 +120,8 @@ def test_logits_are_those_of_the_quantised_weights(tmp_path, monkeypatch, kinds)
     monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
     monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
     stored = load_model(path, "target", torch.bfloat16, CPU)
-    if native_library() is not None and native_library().multiplies_pairs:
-        assert stored.model.native.bits == IN_GROUPS
+    if native_library() is not None:
+        assert stored.model.native.bits == PACKED
     error = (logits_of(stored, tokens) - expected).square().mean().sqrt() / expected.std()
     assert error < 0.03
 

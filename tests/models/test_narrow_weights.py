@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from draftwise.kernels.native import narrow, structures, suitability
-from draftwise.kernels.native.grouped import IN_GROUPS
 from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.packed import PACKED
 from draftwise.kernels.native.panels import panels
 from draftwise.models import pretrained
 from draftwise.models.loading import load_model
@@ -54,7 +54,7 @@ class TestTwelveBits:
     """bfloat16 weights, compressed without loss."""
 
     def load(self, folder, bits, monkeypatch):
-        def stored(layers, library, dtype, reads_memory):
+        def stored(spec, layers, library, dtype, reads_memory):
             return bits if dtype == torch.bfloat16 else 8 * dtype.itemsize
 
         monkeypatch.setattr(suitability, "_stored_bits", stored)
@@ -156,7 +156,7 @@ class TestEightBits:
     @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
     def test_logits_equal_those_of_pytorch(self, models, recipe):
         ours, theirs = (self.load(models, recipe, native) for native in (True, False))
-        assert ours.native.bits in (8, IN_GROUPS)
+        assert ours.native.bits in (8, PACKED)
         generator = torch.Generator().manual_seed(2)
         for count in (1, 7, 18, 40):
             tokens = torch.randint(0, recipe.vocab, (count,), generator=generator).tolist()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwise.checkpoints.hub import checkpoint_folder
+from draftwise.checkpoints.quantization import BlockRows, StoredRows, stored_rows
 from draftwise.checkpoints.stored.loading import load_checkpoint
 from draftwise.checkpoints.stored.quantization import stored_quantization
 from draftwise.errors import ModelNotFoundError
@@ -35,11 +37,24 @@ def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
         model: a loaded model that is not packed or quantised yet.
         quantization: the quantisation that will be applied to it.
     """
+    modules = dict(model.named_modules())
+
+    def samples(name: str, parameter: Tensor) -> Tensor:
+        if not parameter.is_meta:
+            return sampled_bits(parameter)
+        return _samples_of_rows(stored_rows(modules[name.rpartition(".")[0]]))
+
     weights = (
-        (name, list(parameter.shape), sampled_bits(parameter))
+        (name, list(parameter.shape), samples(name, parameter))
         for name, parameter in sorted(model.named_parameters())
     )
     return _digest(model.config, quantization, weights)
+
+
+def _samples_of_rows(stored: Sequence[StoredRows]) -> Tensor:
+    """Some bytes of the blocks of a file."""
+    parts = [part.data.reshape(-1) for part in stored if isinstance(part, BlockRows)]
+    return torch.from_numpy(np.concatenate([part[_places(len(part)).numpy()] for part in parts]))
 
 
 def tensors_fingerprint(settings: str, tensors: Mapping[str, Tensor]) -> str:

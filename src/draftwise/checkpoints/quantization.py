@@ -5,12 +5,14 @@ Only the weights of linear layers are quantised. Embeddings, norms and activatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -19,8 +21,57 @@ from draftwise.checkpoints.imports import quiet_import
 
 # Inputs per scale at 4 bits.
 _GROUP_SIZE = 32
-# Attribute of a dequantised layer with its QuantizedMatrix.
-_MATRIX_ATTRIBUTE = "_quantized_matrix"
+# Attribute of a dequantised layer with its StoredRows.
+_STORED_ATTRIBUTE = "_stored_rows"
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows of a tensor of a GGUF file, in the blocks of the file.
+
+    Attributes:
+        type_name, type_number: the type of the blocks in ggml.
+        data: ``[stored rows, bytes]`` uint8, usually a view of the mapped file.
+        num_inputs: numbers of a row.
+        order: ``[rows]`` int64, which stored rows in which order; ``None`` for all.
+    """
+
+    type_name: str
+    type_number: int
+    data: NDArray[np.uint8]
+    num_inputs: int
+    order: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.data) if self.order is None else len(self.order)
+
+    @property
+    def description(self) -> str:
+        """The type, for errors."""
+        return self.type_name
+
+    @property
+    def chosen(self) -> NDArray[np.uint8]:
+        """``[rows, bytes]`` the rows in their order."""
+        return self.data if self.order is None else self.data[self.order.numpy()]
+
+    def rows(self, first: int, end: int) -> BlockRows:
+        """Some of the rows."""
+        return self.taken(torch.arange(first, end))
+
+    def taken(self, which: Tensor) -> BlockRows:
+        """The rows of given numbers ``[rows]`` int64."""
+        return replace(self, order=which if self.order is None else self.order[which])
+
+    def is_like(self, other: StoredRows) -> bool:
+        """Whether other rows are stored in the same way."""
+        return isinstance(other, BlockRows) and other.type_number == self.type_number
+
+    def followed_by(self, other: StoredRows) -> BlockRows:
+        """These rows and others of the same type."""
+        assert isinstance(other, BlockRows)
+        return replace(self, data=np.concatenate([self.chosen, other.chosen]), order=None)
 
 
 @dataclass(frozen=True)
@@ -44,10 +95,24 @@ class QuantizedMatrix:
     bits: int = 8
     smallest: int = -128
 
+    def __len__(self) -> int:
+        """Number of outputs."""
+        return len(self.numbers)
+
+    @property
+    def num_inputs(self) -> int:
+        """Numbers of a row."""
+        return self.numbers.shape[1]
+
     @property
     def group(self) -> int:
         """Inputs of a group."""
         return self.numbers.shape[1] // self.scales.shape[1]
+
+    @property
+    def description(self) -> str:
+        """The format, for errors."""
+        return f"{self.bits} bits with a scale for {self.group} inputs"
 
     @property
     def has_scale_per_output(self) -> bool:
@@ -61,6 +126,41 @@ class QuantizedMatrix:
         if self.minimums is not None:
             weight = weight - self.minimums.unsqueeze(2)
         return weight.flatten(1)
+
+    def rows(self, first: int, end: int) -> QuantizedMatrix:
+        """Some of the rows."""
+        return self.taken(torch.arange(first, end))
+
+    def taken(self, which: Tensor) -> QuantizedMatrix:
+        """The rows of given numbers ``[rows]`` int64."""
+        minimums = None if self.minimums is None else self.minimums[which]
+        return replace(
+            self, numbers=self.numbers[which], scales=self.scales[which], minimums=minimums
+        )
+
+    def is_like(self, other: StoredRows) -> bool:
+        """Whether other rows are stored in the same way."""
+        return (
+            isinstance(other, QuantizedMatrix)
+            and (other.bits, other.smallest, other.group) == (self.bits, self.smallest, self.group)
+            and (other.minimums is None) == (self.minimums is None)
+        )
+
+    def followed_by(self, other: StoredRows) -> QuantizedMatrix:
+        """These rows and others of the same kind."""
+        assert isinstance(other, QuantizedMatrix)
+        minimums = None
+        if self.minimums is not None and other.minimums is not None:
+            minimums = torch.cat([self.minimums, other.minimums])
+        return replace(
+            self,
+            numbers=torch.cat([self.numbers, other.numbers]),
+            scales=torch.cat([self.scales, other.scales]),
+            minimums=minimums,
+        )
+
+
+StoredRows: TypeAlias = BlockRows | QuantizedMatrix
 
 
 def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
@@ -122,32 +222,55 @@ def expand_weights(model: nn.Module) -> None:
 
     torchao has no CPU kernel for quantised weights and dequantises them at every call. Dequantised
     once, they can be packed, and the model has the speed and size of the unquantised one. The
-    integers are kept as well (:func:`quantized_matrix`), for the native kernels that compute with
+    integers are kept as well (:func:`stored_rows`), for the native kernels that compute with
     them.
     """
     for layer in _quantized_layers(model):
         weight: Any = layer.weight
         matrix = _matrix_of(weight)
         if matrix is not None:
-            keep_quantized(layer, matrix)
+            keep_stored(layer, [matrix])
         layer.weight = nn.Parameter(weight.dequantize(), requires_grad=False)
 
 
-def keep_quantized(layer: nn.Linear, matrix: QuantizedMatrix) -> None:
-    """Keep the matrix that a layer's weight was dequantised from."""
-    object.__setattr__(layer, _MATRIX_ATTRIBUTE, matrix)
+def keep_stored(layer: nn.Module, rows: Sequence[StoredRows]) -> None:
+    """Keep what a layer's weight is dequantised from: its rows, in parts that follow each other.
+
+    Args:
+        layer: a linear layer, or an embedding.
+        rows: the parts.
+    """
+    object.__setattr__(layer, _STORED_ATTRIBUTE, tuple(rows))
 
 
-def quantized_matrix(layer: nn.Linear) -> QuantizedMatrix | None:
-    """The matrix that a layer's weight was dequantised from; ``None`` if it is not known."""
-    found: QuantizedMatrix | None = getattr(layer, _MATRIX_ATTRIBUTE, None)
+def stored_rows(layer: nn.Module) -> tuple[StoredRows, ...]:
+    """What a layer's weight is dequantised from; empty if that is not known."""
+    found: tuple[StoredRows, ...] = getattr(layer, _STORED_ATTRIBUTE, ())
     return found
 
 
-def forget_quantized(layer: nn.Linear) -> None:
-    """Free the matrix that :func:`quantized_matrix` returns."""
-    if hasattr(layer, _MATRIX_ATTRIBUTE):
-        object.__delattr__(layer, _MATRIX_ATTRIBUTE)
+def has_stored_weights(model: nn.Module) -> bool:
+    """Whether weights of a model exist as :func:`stored_rows` only, and are meta tensors."""
+    return any(stored_rows(module) and _weight_of(module).is_meta for module in model.modules())
+
+
+def _weight_of(module: Any) -> Tensor:
+    weight: Tensor = module.weight
+    return weight
+
+
+def quantized_matrix(layer: nn.Linear) -> QuantizedMatrix | None:
+    """The matrix that a layer's weight was dequantised from; ``None`` if there is not one."""
+    match stored_rows(layer):
+        case (QuantizedMatrix() as matrix,):
+            return matrix
+    return None
+
+
+def forget_stored(layer: nn.Linear) -> None:
+    """Free what :func:`stored_rows` returns."""
+    if hasattr(layer, _STORED_ATTRIBUTE):
+        object.__delattr__(layer, _STORED_ATTRIBUTE)
 
 
 def has_quantized_weights(model: nn.Module) -> bool:

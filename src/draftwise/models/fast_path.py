@@ -66,6 +66,8 @@ def slow_path(model: nn.Module) -> SlowPath | None:
     """
     first = next(model.parameters())
     device, rounds = first.device.type, first.dtype != torch.float32
+    if device == "meta":  # the weights are blocks of a file
+        device = "cpu"
     if device not in ("cpu", "cuda"):
         return SlowPath(f"there is no fast path for {device}", "", rounds)
     modules = _why_modules(model)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from draftwise.checkpoints.quantization import expand_weights, quantized_matrix
+from draftwise.checkpoints.quantization import (
+    StoredRows,
+    expand_weights,
+    forget_stored,
+    stored_rows,
+)
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.packed import expanded_rows
 from draftwise.models.hidden_states import decoder_layers
 
 # With two layers, a layer that reads the keys of another one is noticed.
@@ -53,12 +60,16 @@ class FloatCopy:
         vocabulary = [*_tables(model), *([head] if isinstance(head, nn.Linear) else [])]
         for module in vocabulary:
             for parameter in module.parameters():
-                instead[id(parameter)] = _rows(parameter, tokens)
+                stored = stored_rows(module) if parameter.is_meta else ()
+                instead[id(parameter)] = _rows(parameter, stored, tokens)
         for module in model.modules():
-            if isinstance(module, nn.Linear):
-                instead[id(quantized_matrix(module))] = None
+            stored = stored_rows(module)
+            if stored:  # shared with the model while it is copied
+                instead[id(stored)] = stored
         self.model = copy.deepcopy(model, instead)
         del decoder_layers(self.model)[self.num_layers :]
+        for module in self.model.modules():
+            _expand(module)
         expand_weights(self.model)
         self.model.float()
         for table in _tables(self.model):
@@ -85,8 +96,31 @@ def _tokens(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     return tokens
 
 
-def _rows(parameter: nn.Parameter, tokens: Tensor) -> nn.Parameter:
-    """Some rows of a parameter, whose weight may be quantised."""
+def _expand(module: Any) -> None:
+    """Replace what a layer keeps of a file by its weight."""
+    stored = stored_rows(module)
+    if stored and module.weight.is_meta:
+        module.weight = nn.Parameter(_expanded(stored), requires_grad=False)
+    if stored:
+        forget_stored(module)
+
+
+def _expanded(stored: Sequence[StoredRows]) -> Tensor:
+    library = native_library()
+    assert library is not None
+    return expanded_rows(stored, library)
+
+
+def _rows(parameter: nn.Parameter, stored: Sequence[StoredRows], tokens: Tensor) -> nn.Parameter:
+    """Some rows of a parameter, whose weight may be quantised, or stored in parts."""
+    if stored:
+        ends = torch.tensor([len(part) for part in stored]).cumsum(0)
+        starts = [0, *ends[:-1].tolist()]
+        pieces = [
+            part.taken(tokens[(tokens >= start) & (tokens < end)] - start)
+            for part, start, end in zip(stored, starts, ends.tolist(), strict=True)
+        ]
+        return nn.Parameter(_expanded(pieces), requires_grad=False)
     values: Any = parameter.detach()
     if hasattr(values, "dequantize") and type(parameter) is not nn.Parameter:
         values = values.dequantize()

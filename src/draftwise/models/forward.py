@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from draftwise.checkpoints.quantization import forget_quantized, has_quantized_weights
+from draftwise.checkpoints.quantization import forget_stored, has_quantized_weights
 from draftwise.kernels.native.decoder import NativeDecoder
 from draftwise.kernels.native.suitability import native_decoder
 from draftwise.models.attention_interface import following
@@ -159,7 +159,7 @@ def forward_pass(model: nn.Module) -> ForwardPass:
     """The fastest forward pass of a model in PyTorch operations. The model loses packed weights."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
-            forget_quantized(layer)
+            forget_stored(layer)
     if why_not_described(model) is None and not has_quantized_weights(model):
         return DecoderForward(decoder_spec(model))
     return ModuleForward(model)

@@ -14,7 +14,11 @@ from draftwise.checkpoints import gguf
 from draftwise.checkpoints.fingerprint import model_fingerprint
 from draftwise.checkpoints.hub import cached_config, has_tokenizer
 from draftwise.checkpoints.other_drafts import refuse_other_draft_in
-from draftwise.checkpoints.quantization import expand_weights, quantize_linear_layers
+from draftwise.checkpoints.quantization import (
+    expand_weights,
+    has_stored_weights,
+    quantize_linear_layers,
+)
 from draftwise.checkpoints.quiet import quiet_transformers
 from draftwise.checkpoints.source import Source, find_source, loaded_name, split_name
 from draftwise.checkpoints.stored.completeness import check_complete
@@ -28,8 +32,8 @@ from draftwise.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from draftwise.kernels.native.library import library_for
-from draftwise.kernels.native.suitability import lacks_instructions
+from draftwise.kernels.native.library import library_for, native_library
+from draftwise.kernels.native.suitability import can_stay_packed, is_large, lacks_instructions
 from draftwise.models.blocked_linear import limit_kernel_cache
 from draftwise.models.fast_path import slow_path
 from draftwise.models.packed_model import PackedModel
@@ -149,17 +153,20 @@ def load_model(
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
         types = dtype if isinstance(dtype, WeightTypes) else WeightTypes(dtype, dtype)
-        model = _load_weights(source, config, types.native)
-        if types.other != types.native and slow_path(model) is not None:
-            del model
-            model = _load_weights(source, config, types.other)
+        model = None
+        if source.gguf is not None and quantization is None and device.type == "cpu":
+            model = _load_stored(source.gguf, config, types.native)
+        if model is None:
+            model = _load_weights(source, config, types.native)
+            if types.other != types.native and slow_path(model) is not None:
+                del model
+                model = _load_weights(source, config, types.other)
         tokenizer = _load_tokenizer(source)
         # The configuration of a GGUF file already has all of its end tokens.
         end_tokens = _eos_token_ids(model, None if source.gguf else tokenizer)
-        if source.gguf is not None and quantization is None and device.type == "cpu":
-            gguf.keep_blocks(source.gguf, model)
     fingerprint = model_fingerprint(model, quantization)
-    model.to(device)
+    if not has_stored_weights(model):
+        model.to(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if quantization is not None:
         quantize_linear_layers(model, quantization)
@@ -200,6 +207,14 @@ def _refuse_other_draft(source: Source) -> None:
     cached = None if source.gguf else cached_config(source.location)
     if cached is not None:
         refuse_other_draft_in(cached.parent, source.name, source.role)
+
+
+def _load_stored(file: gguf.GgufFile, config: Any, dtype: torch.dtype) -> nn.Module | None:
+    """A model that keeps the blocks of its file; ``None`` if the kernels do not compute it."""
+    if dtype != torch.bfloat16 or native_library() is None:
+        return None
+    model = gguf.load_stored(file, config, dtype)
+    return model if is_large(model) and can_stay_packed(model) else None
 
 
 def _load_weights(source: Source, config: Any, dtype: torch.dtype) -> nn.Module:

@@ -9,8 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwise.checkpoints.quantization import StoredRows
 from draftwise.errors import UnsupportedModelError
 from draftwise.kernels.native.decoder import NativeDecoder
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.packed import expanded_rows
 from draftwise.kernels.native.projection import NativeProjection
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.exits.adapter import ExitAdapter
@@ -28,6 +31,26 @@ from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
 
+class LazyEmbedding:
+    """A token embedding in the blocks of a file.
+
+    Attributes:
+        dtype: of the expanded embedding.
+        device: the CPU.
+    """
+
+    def __init__(self, stored: Sequence[StoredRows], dtype: torch.dtype) -> None:
+        """Keep the rows."""
+        self._stored = stored
+        self.dtype, self.device = dtype, torch.device("cpu")
+
+    def expanded(self) -> Tensor:
+        """``[tokens, size]``."""
+        library = native_library()
+        assert library is not None
+        return expanded_rows(self._stored, library).to(self.dtype)
+
+
 class PackedModel:
     """A model that computes the packed tokens of many requests in one pass.
 
@@ -36,7 +59,6 @@ class PackedModel:
         family: what kind of model it is; named in errors.
         vocab_size: width of the logits.
         hidden_size: size of the residual stream.
-        embedding: ``[tokens, size]`` the token embedding.
         dtype: dtype of the weights.
         device: device of the weights.
         layers: shape of the keys and values that each layer stores per token.
@@ -54,7 +76,7 @@ class PackedModel:
         layers: list[LayerShape],
         vocab_size: int,
         hidden_size: int,
-        embedding: Tensor,
+        embedding: Tensor | LazyEmbedding,
         native: NativeDecoder | None = None,
         forward: ForwardPass | None = None,
         slow_path: SlowPath | None = None,
@@ -68,7 +90,7 @@ class PackedModel:
             vocab_size: width of the logits.
             hidden_size: size of the residual stream.
             embedding: ``[tokens, size]`` the token embedding, in the dtype and on the device of the
-                weights.
+                weights; or the rows that it is expanded from when it is needed.
             native: the native kernels; ``None`` where they do not support the model.
             forward: the forward pass without native kernels; ``None`` where the native kernels or a
                 subclass compute all passes.
@@ -77,13 +99,20 @@ class PackedModel:
         self.role, self.family = role, family
         self.layers = layers
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
-        self.embedding = embedding
+        self._embedding = embedding
         self.dtype, self.device = embedding.dtype, embedding.device
         self.native, self.slow_path = native, slow_path
         self.step_mode = StepMode.EAGER
         self._forward = forward
         self._decoder = forward if isinstance(forward, DecoderForward) else None
         self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
+
+    @property
+    def embedding(self) -> Tensor:
+        """``[tokens, size]`` the token embedding, in the dtype of the weights."""
+        if isinstance(self._embedding, LazyEmbedding):
+            self._embedding = self._embedding.expanded()
+        return self._embedding
 
     def final_norm(self) -> Callable[[Tensor], Tensor]:
         """The norm between the last layer and the projection to the vocabulary.

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.checkpoints.quantization import has_stored_weights, stored_rows
 from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import forward_pass, native_pass
 from draftwise.models.hidden_states import final_norm
-from draftwise.models.packed_model import PackedModel
+from draftwise.models.packed_model import LazyEmbedding, PackedModel
 from draftwise.models.static_steps import StepMode
 from draftwise.models.structure import Checks, check_structure
 
@@ -29,26 +30,34 @@ class PretrainedModel(PackedModel):
         self._model: Any = model.eval()
         checks = Checks(model, role)
         ids = checks.probe_ids(max_model_len)
-        expected = checks.own_logits(ids)
+        stored = has_stored_weights(model)
+        # Modules without weights cannot be asked. Their first layers are compared in float32.
+        expected = None if stored else checks.own_logits(ids)
         layers = checks.learn_layers(ids, max_model_len)
         why_slow = slow_path(model)  # asked before the weights are packed
-        if checks.embedding.weight.dtype == torch.float32:
+        if expected is not None and checks.embedding.weight.dtype == torch.float32:
             checks.compare_implementations(ids, expected)
         else:
             is_native = why_slow is None and ids.device.type == "cpu"
             check_structure(checks, layers, ids, is_native)
+        vocab_size: int = checks.model.get_output_embeddings().out_features
+        embedding = checks.embedding.weight.detach()
+        rows = stored_rows(checks.embedding)
         native = native_pass(model)
         super().__init__(
             role,
             checks.family,
             layers,
-            expected.shape[-1],
+            vocab_size if expected is None else expected.shape[-1],
             checks.hidden_size,
-            checks.embedding.weight.detach(),
+            LazyEmbedding(rows, embedding.dtype) if stored else embedding,
             native,
             None if native else forward_pass(model),
             why_slow,
         )
+        if expected is None:
+            checks.check_finite(self, ids)
+            return
         checks.compare(self, ids[0], expected)
         if self._decoder is not None and self.device.type == "cuda":
             self._decoder.compile(self.new_cache(1, 1))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwise.checkpoints.quantization import has_stored_weights
 from draftwise.checkpoints.stored.inputs import quantizes_inputs
 from draftwise.checkpoints.support import (
     ATTENTION_NAME,
@@ -87,7 +88,8 @@ class Checks:
         generator = torch.Generator().manual_seed(0)
         size = self.embedding.num_embeddings
         ids = torch.randint(0, size, (1, length), generator=generator)
-        return ids.to(self.embedding.weight.device)
+        device = self.embedding.weight.device
+        return ids if device.type == "meta" else ids.to(device)
 
     def own_logits(self, ids: Tensor) -> Tensor:
         """``[length, vocab]`` float32 logits of the model's own forward pass."""
@@ -106,6 +108,19 @@ class Checks:
         finally:
             self.model.set_attn_implementation(ATTENTION_NAME)
         return logits
+
+    def check_finite(self, packed: PackedModel, ids: Tensor) -> None:
+        """Refuse a packed model without finite logits.
+
+        Raises:
+            NumericalError: its weights give none.
+        """
+        length = ids.shape[1]
+        cache = packed.new_cache(1, length)
+        logits = packed.forward(cache, ids[0], [Segment(0, 0, length)], [length - 1])
+        assert logits is not None
+        if not bool(logits.isfinite().any()):
+            raise NumericalError(self.role, "its weights give no finite logits")
 
     def compare_implementations(self, ids: Tensor, expected: Tensor) -> None:
         """Refuse a model in float32 whose own implementations of attention differ.
@@ -135,10 +150,15 @@ class Checks:
         Raises:
             UnsupportedModelError: a layer computes attention that is not supported.
         """
+        model = self.model
+        if has_stored_weights(model):
+            with torch.device("meta"):
+                model = type(model)._from_config(model.config, attn_implementation=ATTENTION_NAME)
+            ids = ids.to("meta")
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         probe = ShapeProbe(self.role, max_model_len)
         with self._refusing("cannot run on packed tokens"), following(probe):
-            self.model(input_ids=ids, position_ids=positions, use_cache=False)
+            model(input_ids=ids, position_ids=positions, use_cache=False)
         if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
             raise own_attention(self.role, self.family)
         return [probe.layers[index] for index in range(len(probe.layers))]

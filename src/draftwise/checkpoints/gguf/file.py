@@ -8,23 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.checkpoints.gguf.blocks import matrix_of_blocks
+from draftwise.checkpoints.gguf.header import DamagedFileError, GgufHeader, TensorPlace
 from draftwise.checkpoints.imports import quiet_import
 from draftwise.checkpoints.lfs import refuse_lfs_pointer
-from draftwise.checkpoints.quantization import QuantizedMatrix
+from draftwise.checkpoints.quantization import BlockRows
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
-
-_MAGIC = b"GGUF"
-# The version follows the magic. Its low half is zero in files of the other byte order.
-_VERSION_BYTES = 4
 
 
 class GgufFile:
-    """A model in a GGUF file, or in several, whose headers were read once.
-
-    Reading the header of a file with a vocabulary of 262,144 tokens takes seconds.
+    """A model in a GGUF file, or in several, which are mapped.
 
     Attributes:
         path: the file, or the first of several.
@@ -42,22 +37,19 @@ class GgufFile:
             UnsupportedModelError: a file is not a GGUF file, it is truncated, its numbers are
                 stored in big-endian order, or it contains something else than a model.
             ModelNotFoundError: a file is a pointer of Git LFS.
-            InvalidParameterError: the packages that read GGUF files are not installed.
         """
         self.path = files[0]
         self._role = role
-        readers = [_read(each, role) for each in files]
-        self._reader = readers[0]
-        for reader in readers[1:]:
-            self._reader.tensors.extend(reader.tensors)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        headers = [_read_header(each, role) for each in files]
+        self._header = headers[0]
+        self._values: dict[str, Any] = {}
+        self._tensors = {tensor.name: tensor for each in headers for tensor in each.tensors}
         self.tensors: Mapping[str, tuple[int, ...]] = {
-            name: tuple(int(size) for size in reversed(tensor.shape))
-            for name, tensor in self._tensors.items()
+            name: tensor.shape for name, tensor in self._tensors.items()
         }
-        self._check_contents()
+        self._check_contents(sum(len(each.tensors) for each in headers))
 
-    def _check_contents(self) -> None:
+    def _check_contents(self, count: int) -> None:
         """Refuse files of other things than models, and incomplete ones."""
         kind = self.value("general.type")
         if kind == "adapter":
@@ -67,7 +59,9 @@ class GgufFile:
             )
         if kind == "mmproj" or self.value("general.architecture") == "clip":
             raise self.error("is an encoder of images for a model; use the file of the model")
-        count, expected = len(self._reader.tensors), self.value("split.tensors.count")
+        if count != len(self._tensors):
+            raise self.error("and its other parts have a tensor twice")
+        expected = self.value("split.tensors.count")
         if expected is not None and int(expected) != count:
             raise self.error(f"and its other parts have {count} of {int(expected)} tensors")
         is_bpe = self.value("tokenizer.ggml.model") == "gpt2"
@@ -90,7 +84,7 @@ class GgufFile:
     @property
     def keys(self) -> frozenset[str]:
         """Names of the metadata."""
-        return frozenset(self._reader.fields)
+        return frozenset(self._header.keys)
 
     def value(self, key: str, default: Any = None) -> Any:
         """A value of the metadata: a number, a string, a boolean, or a list of those.
@@ -99,92 +93,75 @@ class GgufFile:
             key: its whole name.
             default: returned if the file has no such key.
         """
-        field = self._reader.get_field(key)
-        if field is None:
-            return default
-        try:
-            return field.contents()
-        except UnicodeDecodeError as error:
-            raise self.error(f"is damaged: {key!r} is not UTF-8") from error
+        if key not in self._values:
+            try:
+                self._values[key] = self._header.value(key)
+            except DamagedFileError as error:
+                raise self.error(str(error)) from error
+        found = self._values[key]
+        return default if found is None else found
 
     def read(self, name: str) -> Tensor:
         """The numbers of a tensor in float32.
 
         Raises:
             UnsupportedModelError: they are of a type that cannot be expanded.
+            InvalidParameterError: the package that expands them is not installed.
         """
-        from gguf import dequantize
-
         tensor = self._tensors[name]
-        try:
-            numbers = dequantize(np.asarray(tensor.data), tensor.tensor_type)
-        except NotImplementedError as error:
-            kind = tensor.tensor_type.name
-            raise self.error(
-                f"has the tensor {name!r} in blocks of {kind}, which cannot be read"
-            ) from error
-        copied = np.array(numbers, dtype=np.float32, order="C")
-        return torch.from_numpy(copied).reshape(self.tensors[name])
+        numbers = torch.from_numpy(self._expanded(tensor))
+        return numbers.reshape(tensor.shape)
 
-    def blocks(self, parts: Sequence[tuple[str, Tensor | None]]) -> QuantizedMatrix | None:
-        """The integers and scales of a matrix's blocks.
+    def _expanded(self, tensor: TensorPlace) -> NDArray[np.float32]:
+        """``[rows, columns]`` the numbers of a tensor."""
+        kind = tensor.kind.name
+        if kind == "F32":
+            return tensor.data.view(np.float32).copy()
+        if kind == "F16":
+            return tensor.data.view(np.float16).astype(np.float32)
+        try:
+            with quiet_import():
+                from gguf import GGMLQuantizationType, dequantize
+        except ImportError as error:
+            raise InvalidParameterError(
+                self._role,
+                f"{str(self.path)!r} needs another package: pip install 'draftwise[gguf]' "
+                f"({error})",
+            ) from error
+        try:
+            numbers = dequantize(tensor.data, GGMLQuantizationType[kind])
+        except (KeyError, NotImplementedError) as error:
+            raise self.error(
+                f"has the tensor {tensor.name!r} in blocks of {kind}, which cannot be read"
+            ) from error
+        return np.array(numbers, dtype=np.float32, order="C")
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether a tensor is stored in blocks of more than one number."""
+        return self._tensors[name].kind.numbers > 1
+
+    def rows(self, name: str, order: Tensor | None = None) -> BlockRows:
+        """The rows of a tensor, as the file stores them.
 
         Args:
-            parts: the tensors whose rows it consists of, each with the rows ``[rows]`` int64 that
-                are taken, or ``None`` for all.
-
-        Returns:
-            ``None`` if the tensors have no integers, or differ in the type of their blocks.
+            name: the tensor.
+            order: ``[rows]`` int64, which rows in which order; ``None`` for all.
         """
-        tensors = [self._tensors[name] for name, _ in parts]
-        kinds = {tensor.tensor_type.name for tensor in tensors}
-        if len(kinds) != 1:
-            return None
-        rows = [
-            np.asarray(tensor.data) if which is None else np.asarray(tensor.data)[which.numpy()]
-            for tensor, (_, which) in zip(tensors, parts, strict=True)
-        ]
-        return matrix_of_blocks(kinds.pop(), rows[0] if len(rows) == 1 else np.concatenate(rows))
+        tensor = self._tensors[name]
+        kind = tensor.kind
+        return BlockRows(kind.name, kind.number, tensor.data, tensor.shape[-1], order)
 
     def error(self, what: str) -> UnsupportedModelError:
         """An error about this file: its name, and what is wrong with it."""
         return UnsupportedModelError(self._role, f"{str(self.path)!r} {what}")
 
 
-def _read(path: Path, role: str) -> Any:
-    """The header of a file."""
+def _read_header(path: Path, role: str) -> GgufHeader:
     refuse_lfs_pointer(path, role)
-    name = str(path)
     try:
-        with path.open("rb") as file:
-            magic, version = file.read(len(_MAGIC)), file.read(_VERSION_BYTES)
+        return GgufHeader(path)
     except OSError as error:
         reason = error.strerror or error
-        raise UnsupportedModelError(role, f"cannot read {name!r}: {reason}") from error
-    if magic != _MAGIC:
-        raise UnsupportedModelError(role, f"{name!r} is not a GGUF file")
-    if len(version) == _VERSION_BYTES and version[:2] == b"\0\0":
-        raise UnsupportedModelError(
-            role, f"{name!r} is in big-endian order; convert it to little-endian"
-        )
-    try:
-        return _read_header(path)
-    except ImportError as error:
-        raise InvalidParameterError(
-            role, f"{name!r} needs another package: pip install 'draftwise[gguf]' ({error})"
-        ) from error
-    except Exception as error:  # a broken file can make the library raise anything
-        raise UnsupportedModelError(
-            role, f"{name!r} is truncated or damaged: {_first_line(error)}"
-        ) from error
-
-
-def _read_header(path: Path) -> Any:
-    with quiet_import():
-        from gguf import GGUFReader
-    return GGUFReader(str(path))
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+        raise UnsupportedModelError(role, f"cannot read {str(path)!r}: {reason}") from error
+    except DamagedFileError as error:
+        raise UnsupportedModelError(role, f"{str(path)!r} {error}") from error

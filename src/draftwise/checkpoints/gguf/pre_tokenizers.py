@@ -58,14 +58,11 @@ class PreTokenizer:
     ignores_merges: bool = False
     adds_bos: bool = False
 
-    def apply(self, backend: Any) -> None:
-        """Make a byte-level tokenizer of ``tokenizers`` split texts in this way."""
+    def sequence(self) -> Any:
+        """The same as a part of ``tokenizers``, for byte-level vocabularies."""
         splits = [pre_tokenizers.Split(Regex(each), behavior="isolated") for each in self.splits]
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-        model = backend.model
-        model.ignore_merges = self.ignores_merges
-        backend.model = model
+        return pre_tokenizers.Sequence([*splits, to_bytes])
 
 
 _THREE_DIGITS = _words(r"\p{N}{1,3}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from draftwise.checkpoints.gguf.configuration import architecture_of, is_tied
 from draftwise.checkpoints.gguf.file import GgufFile
 from draftwise.checkpoints.gguf.metadata import Metadata
 from draftwise.checkpoints.gguf.rotary import ROTARY_TENSORS
+from draftwise.checkpoints.quantization import BlockRows
 from draftwise.errors import UnsupportedModelError
 
 HEAD = "lm_head.weight"
@@ -76,6 +77,15 @@ class Source:
         if parameter.shape != shape:
             raise self._wrong_shape(file, shape)
         return parameter
+
+    def check_rows(self, file: GgufFile, rows: Sequence[BlockRows], shape: torch.Size) -> None:
+        """Refuse rows that do not make a parameter of a shape.
+
+        Raises:
+            UnsupportedModelError: they do not.
+        """
+        if [sum(map(len, rows)), *{each.num_inputs for each in rows}] != list(shape):
+            raise self._wrong_shape(file, shape)
 
     def _wrong_shape(self, file: GgufFile, shape: torch.Size) -> UnsupportedModelError:
         first = self.parts[0].tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -11,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from draftwise.checkpoints.gguf.configuration import is_tied
 from draftwise.checkpoints.gguf.file import GgufFile
-from draftwise.checkpoints.gguf.tensors import HEAD, Source, sources
-from draftwise.checkpoints.quantization import QuantizedMatrix, keep_quantized
+from draftwise.checkpoints.gguf.tensors import HEAD, sources
+from draftwise.checkpoints.quantization import keep_stored
 from draftwise.checkpoints.rotary import rotary_settings
 from draftwise.checkpoints.support import ATTENTION_NAME
 
@@ -55,6 +57,65 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     return model
 
 
+def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
+    """Load a model whose linear layers and embedding keep the file's blocks.
+
+    Their weights are meta tensors; :func:`draftwise.checkpoints.quantization.stored_rows` has their
+    rows, which are views of the mapped file.
+
+    Args:
+        file: the file.
+        config: the model's configuration.
+        dtype: data type of the weights that have no blocks and more than one dimension, and of the
+            meta tensors.
+
+    Raises:
+        UnsupportedModelError: as :func:`load_weights`.
+    """
+    model: nn.Module
+    with _parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=ATTENTION_NAME
+        )
+    _check_rotary(file, model)
+    found = sources(file, model.state_dict())
+    modules = dict(model.named_modules())
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        owner, _, attribute = name.rpartition(".")
+        module, source = modules[owner], found[name]
+        if attribute == "weight" and isinstance(module, nn.Linear | nn.Embedding):
+            parts = source.parts
+            is_stored = source.join is None and all(part.scale is None for part in parts)
+            if is_stored and all(file.is_quantized(part.tensor) for part in parts):
+                rows = [file.rows(part.tensor, part.rows) for part in parts]
+                source.check_rows(file, rows, parameter.shape)
+                keep_stored(module, rows)
+                continue
+        numbers = source.read(file, parameter.shape)
+        # Norms and biases keep their precision.
+        kept = numbers if numbers.ndim == 1 else numbers.to(dtype)
+        setattr(module, attribute, nn.Parameter(kept, requires_grad=False))
+    return model.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within the context, parameters of new modules are meta tensors. Buffers are not."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            empty = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+            module._parameters[name] = empty
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
 def _check_rotary(file: GgufFile, model: Any) -> None:
     """Refuse a model with one rotary embedding for a configuration of several."""
     by_type = len(rotary_settings(model.config.rope_parameters)) > 1
@@ -63,30 +124,3 @@ def _check_rotary(file: GgufFile, model: Any) -> None:
             "has other rotary embeddings in layers with a window, which this version of "
             "transformers does not compute"
         )
-
-
-def keep_blocks(file: GgufFile, model: nn.Module) -> None:
-    """Keep the integers and scales of the blocks of a model's linear layers.
-
-    They are kept for :func:`draftwise.checkpoints.quantization.quantized_matrix`. A layer keeps
-    nothing if its tensor is not stored in blocks of a known type.
-
-    Args:
-        file: the file that the model was loaded from.
-        model: the model, with expanded weights.
-    """
-    names = {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
-    }
-    found = sources(file, model.state_dict())
-    for name, module in names.items():
-        matrix = _matrix(file, found[f"{name}.weight"])
-        if matrix is not None and matrix.numbers.shape == module.weight.shape:
-            keep_quantized(module, matrix)
-
-
-def _matrix(file: GgufFile, source: Source) -> QuantizedMatrix | None:
-    """The integers and scales of a weight; ``None`` if it is not rows of blocks of one type."""
-    if source.join is not None or any(part.scale is not None for part in source.parts):
-        return None
-    return file.blocks([(part.tensor, part.rows) for part in source.parts])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftwise.checkpoints.quantization import (
+    BlockRows,
     QuantizedMatrix,
-    forget_quantized,
+    forget_stored,
     quantized_matrix,
+    stored_rows,
 )
-from draftwise.kernels.native.grouped import IN_GROUPS, grouped_weight
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.kernels.native.narrow import (
     COMPRESSED_BITS,
@@ -31,6 +31,7 @@ from draftwise.kernels.native.narrow import (
     compressed_weight,
     quantized_weight,
 )
+from draftwise.kernels.native.packed import PACKED, embedding_blocks, packed_weight
 from draftwise.kernels.native.panels import interleaved, panels
 from draftwise.kernels.native.structures import (
     DecoderCache,
@@ -52,8 +53,8 @@ class NativeDecoder:
 
     Attributes:
         bits: stored bits per number of a linear layer: 8 for quantised integers with a scale per
-            output, 12 for losslessly compressed bfloat16, 0 for quantised integers with a scale per
-            group of inputs, otherwise those of the dtype.
+            output, 12 for losslessly compressed bfloat16, 0 for integers with a scale per group of
+            inputs, whose rows are rounded to 8 bits, otherwise those of the dtype.
         dtype: dtype of the embedding.
         num_embeddings: number of token ids.
         hidden_size: size of the residual stream.
@@ -70,8 +71,8 @@ class NativeDecoder:
         Args:
             spec: the model.
             library: the compiled kernels.
-            bits: stored bits per number of a linear layer: ``QUANTIZED_BITS`` or ``IN_GROUPS`` for
-                a model whose quantised weights were dequantised, ``COMPRESSED_BITS`` for lossless
+            bits: stored bits per number of a linear layer: ``QUANTIZED_BITS`` or ``PACKED`` for a
+                model whose quantised weights were dequantised, ``COMPRESSED_BITS`` for lossless
                 compression of bfloat16, or those of the dtype.
         """
         self._library = library
@@ -92,8 +93,9 @@ class NativeDecoder:
         release_weight(spec.head)
         self._layers = layers
         rotary_sizes = torch.tensor([each.size for each in self._rotary], dtype=torch.int64)
+        blocks = embedding_blocks(stored_rows(embedding))
         self._model = DecoderModel(
-            self._keep(embedding.weight.detach()),
+            None if blocks else self._keep(embedding.weight.detach()),
             self._keep(spec.norm.weight),
             head,
             ctypes.addressof(layers),
@@ -116,12 +118,22 @@ class NativeDecoder:
             spec.logit_scale,
             spec.logit_softcap or 0.0,
         )
+        if blocks is not None:
+            self._keep_blocks(*blocks)
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._caches: WeakKeyDictionary[KVCache, tuple[DecoderCache, Any]] = WeakKeyDictionary()
         # Parts of the model use the same memory, as they never run at the same time.
         self._scratch = ScratchMemory()
         self._logits = ReusedMemory()
         self._sizes: dict[tuple[int, int, int], int] = {}
+
+    def _keep_blocks(self, rows: BlockRows, kind: NDArray[np.void]) -> None:
+        """Read the embedding from the blocks of a file."""
+        self._embedding_blocks = rows, kind
+        self._model.embedding = rows.data.ctypes.data
+        self._model.embedding_kind = kind.ctypes.data
+        self._model.embedding_type = rows.type_number
+        self._model.embedding_row_bytes = rows.data.shape[1]
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep a reference to a tensor, made contiguous, and return its address."""
@@ -145,9 +157,8 @@ class NativeDecoder:
 
     def _packed(self, layers: Sequence[nn.Linear], interleave: bool) -> Tensor:
         library = self._library
-        if self.bits == IN_GROUPS:
-            merge = partial(interleaved, library=library) if interleave else None
-            return grouped_weight(_quantized(layers), library, merge)
+        if self.bits == PACKED:
+            return packed_weight([stored_rows(layer) for layer in layers], library, interleave)
 
         def joined(parts: list[Tensor]) -> Tensor:
             whole = torch.cat(parts)
@@ -200,7 +211,7 @@ class NativeDecoder:
     @property
     def has_quantized_weights(self) -> bool:
         """Whether the linear layers are quantised integers."""
-        return self.bits in (QUANTIZED_BITS, IN_GROUPS)
+        return self.bits in (QUANTIZED_BITS, PACKED)
 
     @torch.inference_mode()
     def __call__(
@@ -404,4 +415,4 @@ def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
 def release_weight(layer: nn.Linear) -> None:
     """Replace a layer's weight by a meta tensor."""
     layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))
-    forget_quantized(layer)
+    forget_stored(layer)

@@ -43,11 +43,17 @@ class NativeLibrary:
         describe_nodes: likely tokens at the nodes of token trees.
         distributions: softmax with temperature and filters.
         draft: drafting of several tokens with a draft model.
+        expand_rows: expands rows of a GGUF file's blocks to float32.
         greedy: the largest logit of each row.
         index_chunk: adds a part of a corpus to its indices.
         learn_matches: learning of the acceptance of continuations.
+        multiply_packed: multiplies rows with a packed weight.
+        pack_blocks: packs rows of a GGUF file's blocks.
+        pack_integers: packs rows of integers with scales.
+        packed_memory: bytes of scratch memory that ``multiply_packed`` needs.
         sampling_scratch: bytes of scratch memory per thread for sampling from logits.
         score: a companion's scores of a draft.
+        tile_bytes: bytes of a tile of a packed weight.
         uniforms: the random numbers of a step.
         lanes: number of float32 lanes of a vector.
         multiplies_pairs: whether weights of bfloat16 are packed in pairs.
@@ -86,6 +92,19 @@ class NativeLibrary:
         self.learn_matches = _function(library, "learn_matches", None, *[pointer] * 3)
         self.draft = _function(library, "draft", None, pointer)
         self.score = _function(library, "score", None, pointer, pointer)
+        self.tile_bytes = _function(library, "tile_bytes", number, pointer, number)
+        self.pack_blocks = _function(library, "pack_blocks", None, pointer, pointer)
+        self.pack_integers = _function(library, "pack_integers", None, pointer, pointer)
+        self.expand_rows = _function(library, "expand_rows", None, pointer, pointer)
+        self.packed_memory = _function(library, "packed_memory", number, *[number] * 3)
+        self.multiply_packed = _function(
+            library,
+            "multiply_packed",
+            None,
+            pointer,
+            *(number, number, pointer, number),
+            *(pointer, pointer, pointer),
+        )
         self.uniforms = _function(
             library, "uniforms", None, pointer, pointer, number, number, pointer, pointer
         )

@@ -210,6 +210,8 @@ class DecoderModel(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("state_input", "output_ids")),
         *((name, ctypes.c_void_p) for name in ("adapter_norm", "adapter_down", "adapter_up")),
         ("adapter_rank", ctypes.c_int64),
+        ("embedding_kind", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("embedding_type", "embedding_row_bytes")),
     )
 
 
@@ -256,6 +258,35 @@ class DraftCall(ctypes.Structure):
     )
 
 
+class PackCall(ctypes.Structure):
+    """``PackCall`` of ``blocks.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("rows", "order", "kind", "to")),
+        *((name, ctypes.c_int64) for name in ("row_bytes", "num_rows", "depth", "type")),
+        ("tile_stride", ctypes.c_int64),
+    )
+
+
+class PackIntegersCall(ctypes.Structure):
+    """``PackIntegersCall`` of ``blocks.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("numbers", "scales", "minimums", "kind", "to")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "depth", "group", "tile_stride")),
+        ("smallest", ctypes.c_int64),
+    )
+
+
+class ExpandCall(ctypes.Structure):
+    """``ExpandCall`` of ``blocks.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("rows", "kind", "to")),
+        *((name, ctypes.c_int64) for name in ("row_bytes", "num_rows", "depth", "type")),
+    )
+
+
 # ``NarrowHeader`` of ``narrow.h``: the start of a weight that is stored in fewer bits.
 NARROW_HEADER = np.dtype(
     [
@@ -263,16 +294,24 @@ NARROW_HEADER = np.dtype(
         ("exponents", np.uint16, 32),
     ]
 )
-# ``MAX_SECTIONS``, ``GroupedSection`` and ``GroupedHeader`` of ``grouped.h``.
-MAX_SECTIONS = 4
-GROUPED_SECTION = np.dtype(
+# ``PackedKind``, ``MAX_PACKED_SECTIONS``, ``PackedSection`` and ``PackedHeader`` of ``packed.h``.
+MAX_PACKED_SECTIONS = 4
+PACKED_KIND = np.dtype(
     [
-        *((name, np.int64) for name in ("first_panel", "offset", "bits", "group")),
-        *((name, np.int64) for name in ("has_minimums", "has_wide_scales", "output_scales")),
-        ("values", np.uint16, 64),
+        *((name, np.int64) for name in ("bits", "zero", "groups", "has_halves")),
+        *((name, np.int64) for name in ("has_minimums", "form", "has_table")),
+        ("table", np.uint8, 16),
     ]
 )
-GROUPED_HEADER = np.dtype([("num_sections", np.int64), ("sections", GROUPED_SECTION, MAX_SECTIONS)])
+PACKED_SECTION = np.dtype(
+    [("first_unit", np.int64), ("offset", np.int64), ("kinds", PACKED_KIND, 2)]
+)
+PACKED_HEADER = np.dtype(
+    [
+        *((name, np.int64) for name in ("is_paired", "num_sections")),
+        ("sections", PACKED_SECTION, MAX_PACKED_SECTIONS),
+    ]
+)
 # ``Segment`` of ``attention.h``: cache slot, start, number of tokens, first packed token.
 SEGMENT = np.dtype((np.int64, 4))
 # ``TreeToken`` of ``attention.h``; ``ancestors`` is 0 for a token in no tree.
@@ -280,8 +319,19 @@ TREE_TOKEN = np.dtype([("root", np.int64), ("position", np.int64), ("ancestors",
 
 _CALLS = (
     *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall),
-    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, GreedyCall, MatchSums),
-    *(NodeCall, Penalties, Sampling, ScoreCall, Softmax, StateInput, SuffixCorpus, Threads),
+    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, ExpandCall, GreedyCall, MatchSums),
+    *(
+        NodeCall,
+        PackCall,
+        PackIntegersCall,
+        Penalties,
+        Sampling,
+        ScoreCall,
+        Softmax,
+        StateInput,
+        SuffixCorpus,
+        Threads,
+    ),
     TreeAcceptanceCall,
 )
 
@@ -290,9 +340,10 @@ def structure_sizes() -> dict[str, int]:
     """Size in bytes of each structure in Python, by its name in C++."""
     return {
         **{each.__name__: ctypes.sizeof(each) for each in _CALLS},
-        "GroupedHeader": GROUPED_HEADER.itemsize,
-        "GroupedSection": GROUPED_SECTION.itemsize,
         "NarrowHeader": NARROW_HEADER.itemsize,
+        "PackedHeader": PACKED_HEADER.itemsize,
+        "PackedKind": PACKED_KIND.itemsize,
+        "PackedSection": PACKED_SECTION.itemsize,
         "Segment": SEGMENT.itemsize,
         "TreeToken": TREE_TOKEN.itemsize,
     }

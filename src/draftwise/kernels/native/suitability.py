@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.checkpoints.quantization import quantized_matrix
+from draftwise.checkpoints.quantization import quantized_matrix, stored_rows
 from draftwise.checkpoints.rotary import depends_on_length, rotary_settings
 from draftwise.kernels.native.decoder import ACTIVATIONS, NativeDecoder
-from draftwise.kernels.native.grouped import IN_GROUPS, is_groupable
 from draftwise.kernels.native.head import NativeHead
 from draftwise.kernels.native.library import (
     NativeLibrary,
@@ -20,6 +19,7 @@ from draftwise.kernels.native.library import (
     why_unavailable,
 )
 from draftwise.kernels.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are_compressible
+from draftwise.kernels.native.packed import PACKED, embedding_blocks, why_not_packed
 from draftwise.models.decoder_spec import DecoderSpec, decoder_spec
 
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -48,8 +48,9 @@ def native_decoder(model: nn.Module, even_if_slow: bool = False) -> NativeDecode
         return None
     dtype = _weight(model).dtype
     layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    bits = _stored_bits(layers, library, dtype, is_large(model))
-    return NativeDecoder(decoder_spec(model), library, bits)
+    spec = decoder_spec(model)
+    bits = _stored_bits(spec, layers, library, dtype, is_large(model))
+    return NativeDecoder(spec, library, bits)
 
 
 def native_head(spec: DecoderSpec, output_ids: Tensor | None) -> NativeHead | None:
@@ -64,7 +65,8 @@ def native_head(spec: DecoderSpec, output_ids: Tensor | None) -> NativeHead | No
     if library is None or why_no_native_head(spec) is not None:
         return None
     layers = _head_layers(spec)
-    bits = _stored_bits(layers, library, spec.embedding.weight.dtype, _is_large_head(layers))
+    dtype = spec.embedding.weight.dtype
+    bits = _stored_bits(spec, layers, library, dtype, _is_large_head(layers))
     return NativeHead(spec, library, bits, output_ids)
 
 
@@ -113,7 +115,7 @@ def why_not_native(model: nn.Module, even_if_slow: bool = False) -> str | None:
 
 def _why_not_type(weight: Tensor) -> str | None:
     """Why the kernels do not compute with weights of this device and dtype; ``None`` if they do."""
-    if weight.device.type != "cpu":
+    if weight.device.type not in ("cpu", "meta"):
         return f"it is on {weight.device.type}, and the native kernels are for the CPU"
     if weight.dtype not in _DTYPES:
         return f"its weights are {_name(weight.dtype)}, not bfloat16 or float32"
@@ -147,6 +149,7 @@ def lacks_instructions() -> bool:
 
 
 def _weight(model: Any) -> torch.Tensor:
+    # A meta tensor if the file's blocks are kept.
     weight: torch.Tensor = model.get_input_embeddings().weight
     return weight
 
@@ -156,25 +159,52 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _stored_bits(
-    layers: Sequence[nn.Linear], library: NativeLibrary, dtype: torch.dtype, reads_memory: bool
+    spec: DecoderSpec,
+    layers: Sequence[nn.Linear],
+    library: NativeLibrary,
+    dtype: torch.dtype,
+    reads_memory: bool,
 ) -> int:
     """Stored bits per number of the linear layers. Fewer bits reduce the memory traffic."""
-    if reads_memory and dtype == torch.bfloat16 and library.multiplies_pairs:
-        matrices = [quantized_matrix(each) for each in layers]
-        known = [matrix for matrix in matrices if matrix is not None]
-        if len(known) == len(layers):
-            are_groupable = all(is_groupable(matrix) for matrix in known)
-            if all(matrix.has_scale_per_output for matrix in known) and (
-                library.multiplies_tiles or not are_groupable
-            ):
-                return QUANTIZED_BITS
-            if are_groupable:
-                return IN_GROUPS
-        has_whole_steps = all(each.in_features % _TILE_DEPTH == 0 for each in layers)
+    if not reads_memory or dtype != torch.bfloat16:
+        return 8 * dtype.itemsize
+    matrices = [quantized_matrix(each) for each in layers]
+    have_output_scales = all(each is not None and each.has_scale_per_output for each in matrices)
+    if have_output_scales and library.multiplies_tiles:
+        return QUANTIZED_BITS
+    if _are_packable(spec):
+        return PACKED
+    if not library.multiplies_pairs:
+        return 8 * dtype.itemsize
+    if have_output_scales:
+        return QUANTIZED_BITS
+    if all(each.in_features % _TILE_DEPTH == 0 for each in layers):
         weights = (each.weight for each in layers)
-        if has_whole_steps and are_compressible(weights, library):
+        if are_compressible(weights, library):
             return COMPRESSED_BITS
     return 8 * dtype.itemsize
+
+
+def can_stay_packed(model: nn.Module) -> bool:
+    """Whether the kernels compute a model whose weights exist as stored rows only."""
+    if why_not_native(model) is not None:
+        return False
+    spec = decoder_spec(model)
+    return _are_packable(spec) and embedding_blocks(stored_rows(spec.embedding)) is not None
+
+
+def _are_packable(spec: DecoderSpec) -> bool:
+    """Whether all linear layers are integers with a scale per group, and can be packed."""
+    joined: list[tuple[nn.Linear, ...]] = [(spec.head,)]
+    if spec.state_input is not None:
+        joined.append((spec.state_input.projection,))
+    joined += [each for layer in spec.layers for each in (layer.qkv, (layer.out,), (layer.down,))]
+    gates = [layer.gate_up for layer in spec.layers]
+    if not all(stored_rows(layer) for group in (*joined, *gates) for layer in group):
+        return False
+    reasons = [why_not_packed([stored_rows(each) for each in group]) for group in joined]
+    reasons += [why_not_packed([stored_rows(each) for each in group], True) for group in gates]
+    return not any(reasons)
 
 
 def _missing_feature(spec: DecoderSpec, config: Any) -> str | None:

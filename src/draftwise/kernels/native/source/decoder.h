@@ -10,9 +10,10 @@
 #pragma once
 
 #include "attention_tasks.h"
-#include "grouped.h"
+#include "blocks.h"
 #include "matrix.h"
 #include "narrow.h"
+#include "packed.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -43,7 +44,7 @@ struct StateInput {
 
 enum Activation { SILU = 0, GELU_TANH = 1 };
 
-constexpr int64_t IN_GROUPS = 0;  // DecoderModel::bits of weights of grouped.h
+constexpr int64_t PACKED = 0;  // DecoderModel::bits of weights of packed.h
 
 // Sizes and weights of a model.
 struct DecoderModel {
@@ -55,7 +56,7 @@ struct DecoderModel {
     int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
     int64_t is_bfloat16;     // whether weights and cache are BFloat16, not float32
     int64_t bits;            // stored bits per number of a matrix: those of its type, fewer for
-                             // narrow.h, or IN_GROUPS
+                             // narrow.h, or PACKED
     int64_t activation;      // Activation of the gate
     double epsilon;          // added to the mean square in norms
     double scale;            // factor of the attention scores
@@ -70,6 +71,9 @@ struct DecoderModel {
     const float *adapter_norm;              // [hidden]
     const void *adapter_down, *adapter_up;  // packed panels
     int64_t adapter_rank;                   // whole panels; 0 for none
+    // Blocks of the embedding; see blocks.h. Null if its numbers have the type of the cache.
+    const PackedKind *embedding_kind;
+    int64_t embedding_type, embedding_row_bytes;
 };
 
 // The KV cache of a model.
@@ -121,11 +125,16 @@ struct Buffers {
     typedef typename W::Stored T;
     typedef typename W::Input Input;
     // Whether attention results are converted before they are multiplied.
-    static constexpr bool CONVERTS = sizeof(T) != sizeof(Input);
+    static constexpr bool CONVERTS = !std::is_same<T, Input>::value;
+    // Whether a row is converted as a whole, after all of its numbers are computed.
+    static constexpr bool WHOLE_ROWS = std::is_same<RowGroup, Input>::value;
     static constexpr int64_t COUNTERS_PER_LINE = CACHE_LINE / sizeof(int64_t);
 
     int64_t hidden_stride, normed_stride, qkv_stride, attended_size, kv_size, inner_stride;
+    int64_t inputs_stride, active_stride, row_floats;
     float *hidden, *projected, *qkv;
+    float *active;      // [tokens, active_stride] what becomes inner, if rows are converted whole
+    float *row_scratch; // [threads, row_floats] a row that is converted whole
     float *embedded, *state_scratch;  // of a head: embedded tokens, and floats of each thread
     int64_t states_size, states_stride, both_stride;
     Input *normed, *inputs, *inner, *states, *both;
@@ -145,9 +154,12 @@ struct Buffers {
         attended_size = model.heads * model.head_size;
         kv_size = model.kv_heads * model.head_size;
         hidden_stride = round_up(model.hidden, PANEL_WIDTH);
-        normed_stride = round_up(model.hidden, W::DEPTH);
+        normed_stride = row_size(W(), model.hidden);
+        inputs_stride = row_size(W(), attended_size);
         qkv_stride = round_up(attended_size + 2 * kv_size, PANEL_WIDTH);
-        inner_stride = round_up(std::max(model.intermediate, model.adapter_rank), LANES);
+        const int64_t inner_size = std::max(model.intermediate, model.adapter_rank);
+        active_stride = round_up(inner_size, PANEL_WIDTH);
+        inner_stride = WHOLE_ROWS ? row_size(W(), inner_size) : round_up(inner_size, LANES);
         bool norms_outputs = false;
         for (int64_t i = 0; i < model.num_layers; ++i)
             norms_outputs |= model.layers[i].attention_out_norm || model.layers[i].mlp_out_norm;
@@ -155,8 +167,10 @@ struct Buffers {
         allocate(projected, norms_outputs ? num_tokens * hidden_stride : 0);
         const StateInput *reads = model.state_input;
         states_size = reads ? reads->num_states * reads->size : 0;
-        states_stride = round_up(states_size, W::DEPTH);
-        both_stride = reads ? round_up(2 * model.hidden, W::DEPTH) : 0;
+        states_stride = row_size(W(), states_size);
+        both_stride = reads ? row_size(W(), 2 * model.hidden) : 0;
+        row_floats = WHOLE_ROWS ? round_up(std::max(reads ? 2 * model.hidden : model.hidden,
+                                                    attended_size), PANEL_WIDTH) : 0;
         allocate(embedded, reads ? num_tokens * hidden_stride : 0);
         allocate(state_scratch, num_threads * states_size);
         allocate(states, num_tokens * states_stride);
@@ -164,11 +178,13 @@ struct Buffers {
         allocate(qkv, num_tokens * qkv_stride);
         allocate(normed, num_tokens * normed_stride);
         allocate(inner, num_tokens * inner_stride);
+        allocate(active, WHOLE_ROWS ? num_tokens * active_stride : 0);
+        allocate(row_scratch, num_threads * row_floats);
         allocate(queries, num_tokens * attended_size);
         allocate(keys, num_tokens * kv_size);
         allocate(values, num_tokens * kv_size);
         allocate(attended, num_tokens * attended_size);
-        allocate(inputs, CONVERTS ? num_tokens * attended_size : 0);
+        allocate(inputs, CONVERTS ? num_tokens * inputs_stride : 0);
         scratch_size = attention_scratch_size(largest_segment, model.heads, model.kv_heads,
                                               model.kv_heads, model.head_size, model.head_size);
         allocate(scratch, num_threads * scratch_size);
@@ -179,20 +195,6 @@ struct Buffers {
         allocate(claimed, 2 * num_threads * COUNTERS_PER_LINE);
     }
 };
-
-// Converts size numbers between float32 and BFloat16.
-template <class From, class To>
-INLINE void convert(const From *from, int64_t size, To *to) {
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) write(read(from + i), to + i);
-    if (i < size) {
-        From padded[LANES] = {};
-        To converted[LANES];
-        memcpy(padded, from + i, (size - i) * sizeof *from);
-        write(read(padded), converted);
-        memcpy(to + i, converted, (size - i) * sizeof *to);
-    }
-}
 
 // Root mean square normalisation (Zhang and Sennrich 2019), equation 4. Pads the result with zeros.
 template <class Output>
@@ -275,7 +277,13 @@ struct Pass {
         const int64_t rows = call.num_tokens, hidden = model.hidden;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
             float *to = embedded + i * buffers.hidden_stride;
-            convert((const T *)model.embedding + call.ids[i] * hidden, hidden, to);
+            if (model.embedding_kind)
+                expand_row(model.embedding_type, *model.embedding_kind,
+                           (const uint8_t *)model.embedding +
+                               call.ids[i] * model.embedding_row_bytes,
+                           hidden, to);
+            else
+                convert((const T *)model.embedding + call.ids[i] * hidden, hidden, to);
             if (model.embedding_scale != 1)
                 for (int64_t j = 0; j < hidden; ++j) to[j] *= (float)model.embedding_scale;
         }
@@ -316,7 +324,6 @@ struct Pass {
         const int64_t total = buffers.states_size, size = reads.size;
         const T *from = (const T *)call.states + row * total;
         auto *to = buffers.states + row * buffers.states_stride;
-        const int64_t padding = buffers.states_stride - total;
         float *numbers = buffers.state_scratch + worker.index * total;
         convert(from, total, numbers);
         if (reads.joint_norm)
@@ -325,20 +332,27 @@ struct Pass {
             for (int64_t k = 0; k < reads.num_states; ++k)
                 normalise(numbers + k * size, reads.norms + k * size, size, size, model.epsilon,
                           numbers + k * size);
-        convert(numbers, total, to);
-        memset((void *)(to + total), 0, padding * sizeof *to);
+        put_row(W(), numbers, total, to);
     }
 
     // Normalises the embedded tokens and the projected states, side by side.
     void norm_both_rows(const StateInput &reads, const float *embedding_norm) const {
         const int64_t rows = call.num_tokens, hidden = model.hidden;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            const float *embedded = buffers.embedded + i * buffers.hidden_stride;
             float *stream = buffers.hidden + i * buffers.hidden_stride;
             auto *to = buffers.both + i * buffers.both_stride;
-            normalise(buffers.embedded + i * buffers.hidden_stride, embedding_norm, hidden, hidden,
-                      model.epsilon, to);
-            normalise(stream, reads.state_norm, hidden, buffers.both_stride - hidden,
-                      model.epsilon, to + hidden);
+            const auto write_both = [&](auto *both, int64_t padded) {
+                normalise(embedded, embedding_norm, hidden, hidden, model.epsilon, both);
+                normalise(stream, reads.state_norm, hidden, padded - hidden, model.epsilon,
+                          both + hidden);
+            };
+            if constexpr (Buffers<W>::WHOLE_ROWS) {
+                write_both(own_row(), 2 * hidden);
+                put_row(W(), own_row(), 2 * hidden, to);
+            } else {
+                write_both(to, buffers.both_stride);
+            }
             if (reads.norm_before_residual)
                 normalise(stream, reads.state_norm, hidden, hidden, model.epsilon, stream);
         }
@@ -365,11 +379,18 @@ struct Pass {
         norm_rows(model.adapter_norm);
         product(buffers.normed, buffers.normed_stride, rows, model.hidden, model.adapter_down,
                 num_panels(rank), [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                    auto *to = buffers.inner + row * buffers.inner_stride + panel * PANEL_WIDTH;
-                    write(left, to);
-                    write(right, to + LANES);
+                    const auto put = [&](auto *to) {
+                        write(left, to);
+                        write(right, to + LANES);
+                    };
+                    const int64_t column = panel * PANEL_WIDTH;
+                    if constexpr (Buffers<W>::WHOLE_ROWS)
+                        put(buffers.active + row * buffers.active_stride + column);
+                    else
+                        put(buffers.inner + row * buffers.inner_stride + column);
                 });
         worker.wait();
+        put_active_rows(rank);
         product(buffers.inner, buffers.inner_stride, rows, rank, model.adapter_up,
                 num_panels(model.hidden),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
@@ -398,16 +419,27 @@ struct Pass {
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
             const float *from = buffers.hidden + i * buffers.hidden_stride;
             auto *to = buffers.normed + i * buffers.normed_stride;
-            if (weight) {
-                normalise(from, weight, model.hidden, buffers.normed_stride, model.epsilon, to);
-            } else {
-                convert(from, model.hidden, to);
-                const int64_t padding = buffers.normed_stride - model.hidden;
-                memset((void *)(to + model.hidden), 0, padding * sizeof *to);
-            }
+            if (weight)
+                put_normed(from, weight, to);
+            else
+                put_row(W(), from, model.hidden, to);
         }
         worker.wait();
     }
+
+    // Normalises a row of hidden numbers that will be multiplied.
+    void put_normed(const float *from, const float *weight, typename W::Input *to) const {
+        const int64_t size = model.hidden;
+        if constexpr (Buffers<W>::WHOLE_ROWS) {
+            normalise(from, weight, size, size, model.epsilon, own_row());
+            put_row(W(), own_row(), size, to);
+        } else {
+            normalise(from, weight, size, buffers.normed_stride, model.epsilon, to);
+        }
+    }
+
+    // This thread's memory for a row that is converted as a whole.
+    float *own_row() const { return buffers.row_scratch + worker.index * buffers.row_floats; }
 
     // Normalises all rows of projected and adds them to hidden.
     void add_normed_rows(const float *weight) const {
@@ -497,7 +529,8 @@ struct Pass {
         rotate_rows(layer);
         attend(index);
         const auto *inputs = attended_inputs();
-        add_product(inputs, buffers.attended_size, buffers.attended_size, layer.out,
+        add_product(inputs, Buffers<W>::CONVERTS ? buffers.inputs_stride : buffers.attended_size,
+                    buffers.attended_size, layer.out,
                     layer.attention_out_norm);
         norm_rows(layer.mlp_norm);
         product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden,
@@ -505,11 +538,28 @@ struct Pass {
                 [&](int64_t row, int64_t panel, Floats gate, Floats up) {
                     const Floats active =
                         model.activation == GELU_TANH ? gelu_tanh(gate) : silu(gate);
-                    write(active * up, buffers.inner + row * buffers.inner_stride + panel * LANES);
+                    if constexpr (Buffers<W>::WHOLE_ROWS)
+                        write(active * up,
+                              buffers.active + row * buffers.active_stride + panel * LANES);
+                    else
+                        write(active * up,
+                              buffers.inner + row * buffers.inner_stride + panel * LANES);
                 });
         worker.wait();
+        put_active_rows(model.intermediate);
         add_product(buffers.inner, buffers.inner_stride, model.intermediate, layer.down,
                     layer.mlp_out_norm);
+    }
+
+    // Converts the rows of active to those of inner, if rows are converted as a whole.
+    void put_active_rows(int64_t size) const {
+        if constexpr (Buffers<W>::WHOLE_ROWS) {
+            const int64_t rows = call.num_tokens;
+            for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
+                put_row(W(), buffers.active + i * buffers.active_stride, size,
+                        buffers.inner + i * buffers.inner_stride);
+            worker.wait();
+        }
     }
 
     // Normalises consecutive heads in place, one by one or several together.
@@ -590,8 +640,16 @@ struct Pass {
             return (const typename W::Input *)buffers.attended;
         } else {
             const int64_t size = buffers.attended_size, rows = call.num_tokens;
-            for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
-                convert(buffers.attended + i * size, size, buffers.inputs + i * size);
+            for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+                const T *from = buffers.attended + i * size;
+                auto *to = buffers.inputs + i * buffers.inputs_stride;
+                if constexpr (Buffers<W>::WHOLE_ROWS) {
+                    convert(from, size, own_row());
+                    put_row(W(), own_row(), size, to);
+                } else {
+                    convert(from, size, to);
+                }
+            }
             worker.wait();
             return buffers.inputs;
         }
@@ -603,9 +661,8 @@ struct Pass {
         if (!call.logits) return;
         if (model.adapter_rank) adapt();
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
-            normalise(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
-                      model.hidden, buffers.normed_stride, model.epsilon,
-                      buffers.normed + i * buffers.normed_stride);
+            put_normed(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
+                       buffers.normed + i * buffers.normed_stride);
         worker.wait();
         const float cap = (float)model.logit_softcap;
         const float factor = (float)(cap ? model.logit_scale / cap : model.logit_scale);

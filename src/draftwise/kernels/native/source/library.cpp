@@ -5,11 +5,12 @@
 
 #include "acceptance.h"
 #include "attention_tasks.h"
+#include "blocks.h"
 #include "compression.h"
 #include "decoder.h"
 #include "drafting.h"
-#include "grouped.h"
 #include "narrow.h"
+#include "packed.h"
 #include "sampling.h"
 #include "suffix.h"
 #include "threads.h"
@@ -41,12 +42,16 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(DistributionCall),
         SIZE_OF(DraftCall),
         SIZE_OF(GreedyCall),
-        SIZE_OF(GroupedHeader),
-        SIZE_OF(GroupedSection),
+        SIZE_OF(ExpandCall),
         SIZE_OF(MatchSums),
         SIZE_OF(ScoreCall),
         SIZE_OF(NarrowHeader),
         SIZE_OF(NodeCall),
+        SIZE_OF(PackCall),
+        SIZE_OF(PackIntegersCall),
+        SIZE_OF(PackedHeader),
+        SIZE_OF(PackedKind),
+        SIZE_OF(PackedSection),
         SIZE_OF(Penalties),
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
@@ -94,9 +99,7 @@ static bool fits_tiles(const DecoderModel &model) {
 // Calls body with the type of the model's packed weights.
 template <class Body>
 static auto dispatch_weight(const DecoderModel &model, const Body &body) {
-#if defined(__AVX512BF16__)
-    if (model.bits == IN_GROUPS) return body(GroupedWeight());
-#endif
+    if (model.bits == PACKED) return body(PackedWeight());
 #if defined(__AMX_BF16__)
     if (model.is_bfloat16 && fits_tiles(model)) {
         if (model.bits == 8) return body(NarrowWeight<TiledWeight, EightBits>());
@@ -252,4 +255,42 @@ DRAFTWISE_EXPORT void draftwise_learn_matches(const ContinuationCall *call, cons
 DRAFTWISE_EXPORT void draftwise_index_chunk(const SuffixCorpus *corpus, int64_t chunk, int64_t first,
                                             int64_t end) {
     index_chunk(*corpus, chunk, first, end);
+}
+
+// Bytes of a tile with depth inputs.
+DRAFTWISE_EXPORT int64_t draftwise_tile_bytes(const PackedKind *kind, int64_t depth) {
+    return tile_bytes(*kind, depth);
+}
+
+// Converts rows of blocks to tiles.
+DRAFTWISE_EXPORT void draftwise_pack_blocks(const PackCall *call, const Threads *threads) {
+    run_on_team(*threads, [&](Worker worker) { pack_rows(*call, worker); });
+}
+
+// Converts rows of integers with scales to tiles.
+DRAFTWISE_EXPORT void draftwise_pack_integers(const PackIntegersCall *call,
+                                              const Threads *threads) {
+    run_on_team(*threads, [&](Worker worker) { pack_rows(*call, worker); });
+}
+
+// Expands rows of blocks to float32.
+DRAFTWISE_EXPORT void draftwise_expand_rows(const ExpandCall *call, const Threads *threads) {
+    run_on_team(*threads, [&](Worker worker) {
+        for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
+            expand_row(call->type, *call->kind, call->rows + row * call->row_bytes, call->depth,
+                       call->to + row * call->depth);
+    });
+}
+
+// Returns the bytes of memory of draftwise_multiply_packed.
+DRAFTWISE_EXPORT int64_t draftwise_packed_memory(int64_t num_rows, int64_t depth,
+                                                 int64_t num_threads) {
+    return packed_rows_memory(num_rows, depth, num_threads);
+}
+
+// Multiplies rows with a weight of packed.h.
+DRAFTWISE_EXPORT void draftwise_multiply_packed(const float *rows, int64_t num_rows, int64_t depth,
+                                                const void *weight, int64_t columns, float *to,
+                                                char *memory, const Threads *threads) {
+    multiply_packed_rows(rows, num_rows, depth, weight, columns, to, memory, *threads);
 }

@@ -12,6 +12,20 @@
 
 namespace {
 
+// Converts size numbers between float32 and BFloat16.
+template <class From, class To>
+INLINE void convert(const From *from, int64_t size, To *to) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) write(read(from + i), to + i);
+    if (i < size) {
+        From padded[LANES] = {};
+        To converted[LANES];
+        memcpy(padded, from + i, (size - i) * sizeof *from);
+        write(read(padded), converted);
+        memcpy(to + i, converted, (size - i) * sizeof *to);
+    }
+}
+
 constexpr int PANEL_WIDTH = 2 * LANES;  // columns of a panel
 constexpr int MAX_BLOCK_ROWS = LANES == 16 ? 12 : 6;  // rows of a register block
 // Largest number of rows that is faster as one block than as two.
@@ -84,6 +98,17 @@ struct PairedWeight {
 #endif
 };
 #endif
+
+// Number of elements of a row with depth numbers, as it is multiplied with a weight.
+template <class W>
+INLINE int64_t row_size(W, int64_t depth) { return round_up(depth, W::DEPTH); }
+
+// Writes such a row.
+template <class W>
+INLINE void put_row(W, const float *row, int64_t depth, typename W::Input *to) {
+    convert(row, depth, to);
+    memset((void *)(to + depth), 0, (row_size(W(), depth) - depth) * sizeof *to);
+}
 
 // Number of steps of a weight with depth inputs.
 template <class W>

@@ -1,14 +1,25 @@
-"""Weights whose integers have a scale per group of inputs."""
+"""Weights whose integers have a scale per group of inputs, and rows that are rounded to 8 bits."""
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from torch import nn
 
-from draftwise.checkpoints.quantization import QuantizedMatrix, keep_quantized, quantized_matrix
+from draftwise.checkpoints.gguf.header import BLOCK_TYPES
+from draftwise.checkpoints.quantization import BlockRows, QuantizedMatrix, keep_stored, stored_rows
 from draftwise.kernels.native import suitability
-from draftwise.kernels.native.grouped import IN_GROUPS, is_groupable
 from draftwise.kernels.native.library import native_library
 from draftwise.kernels.native.narrow import QUANTIZED_BITS
+from draftwise.kernels.native.packed import (
+    PACKED,
+    expand_blocks,
+    is_packable,
+    multiply_packed,
+    packed_weight,
+    why_not_packed,
+)
 from draftwise.models import pretrained
 from draftwise.models.loading import load_model
 from draftwise.models.segment import Segment
@@ -16,8 +27,7 @@ from draftwise.models.segment import Segment
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.skipif(
-    native_library() is None or not native_library().multiplies_pairs,
-    reason="this machine has no kernels for weights in groups",
+    native_library() is None, reason="this machine has no native kernels"
 )
 
 CPU = torch.device("cpu")
@@ -40,7 +50,117 @@ def stored_bits(formats):
     """A matrix unit multiplies integers of 8 bits with one scale per output without groups."""
     has_scale_per_output = all(group is None for _, group, _, _ in formats)
     tiles = native_library().multiplies_tiles
-    return QUANTIZED_BITS if has_scale_per_output and tiles else IN_GROUPS
+    return QUANTIZED_BITS if has_scale_per_output and tiles else PACKED
+
+
+BLOCKS = [
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "TQ2_0", "MXFP4", "NVFP4"),
+]
+# Bytes of a block that are float16 numbers.
+HALVES = {
+    **dict.fromkeys(["Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"], (0,)),
+    **dict.fromkeys(["Q4_1", "Q5_1", "Q4_K", "Q5_K"], (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ2_0": (64,),
+}
+
+
+def random_blocks(name, rows, inputs, seed=0):
+    """Rows of random blocks, whose float16 numbers are finite."""
+    numbers, size = gguf.GGML_QUANT_SIZES[Type[name]]
+    random = np.random.default_rng(seed)
+    data = random.integers(0, 256, (rows, inputs // numbers, size), dtype=np.uint8)
+    for at in HALVES.get(name, ()):
+        halves = random.normal(size=(rows, inputs // numbers, 1)).astype(np.float16) / 8
+        data[:, :, at : at + 2] = halves.view(np.uint8)
+    if name == "MXFP4":
+        data[:, :, 0] = random.integers(110, 130, data.shape[:2])
+    if name == "NVFP4":
+        data[:, :, :4] &= 127
+    return BlockRows(name, int(Type[name]), data.reshape(rows, -1), inputs)
+
+
+def exact(blocks):
+    return torch.from_numpy(gguf.quants.dequantize(blocks.chosen, Type[blocks.type_name]))
+
+
+def product_of_rounded(rows, weight):
+    """The product of a weight and rows that are rounded to 8 bits, with a scale for 32 inputs."""
+    groups = rows.view(len(rows), -1, 32)
+    scale = groups.abs().amax(dim=2, keepdim=True)
+    inverse = torch.where(scale > 0, 127 / scale, 0.0)
+    rounded = (groups * inverse).round() * (scale / 127)
+    return rounded.double().flatten(1) @ weight.double().T
+
+
+def test_the_library_has_the_sizes_of_ggml():
+    for number, kind in BLOCK_TYPES.items():
+        assert gguf.GGML_QUANT_SIZES[Type(number)] == (kind.numbers, kind.num_bytes)
+        assert Type(number).name == kind.name
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_expanded_as_in_ggml(name):
+    blocks = random_blocks(name, 5, 512)
+    assert torch.equal(expand_blocks(blocks, native_library()), exact(blocks))
+    in_order = BlockRows(name, blocks.type_number, blocks.data, 512, torch.tensor([3, 0, 4]))
+    assert torch.equal(expand_blocks(in_order, native_library()), exact(blocks)[[3, 0, 4]])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_products_are_those_of_rounded_rows(name):
+    blocks = random_blocks(name, 75, 768)
+    packed = packed_weight([[blocks]], native_library())
+    rows = torch.randn(40, 768, generator=torch.Generator().manual_seed(1))
+    rows[3] = 0
+    expected = product_of_rounded(rows, exact(blocks))
+    got = multiply_packed(rows, packed, 75, native_library())
+    error = (got - expected).abs().max() / expected.std()
+    assert error < 1e-4
+    # The bits of a row depend neither on the other rows nor on their number.
+    for count in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33):
+        part = multiply_packed(rows[40 - count :], packed, 75, native_library())
+        assert torch.equal(part, got[40 - count :]), count
+
+
+def test_depths_that_blocks_of_256_do_not_divide():
+    for inputs in (32, 64, 96, 896):
+        blocks = random_blocks("Q5_0", 33, inputs)
+        rows = torch.randn(9, inputs, generator=torch.Generator().manual_seed(2))
+        got = multiply_packed(
+            rows, packed_weight([[blocks]], native_library()), 33, native_library()
+        )
+        expected = product_of_rounded(rows, exact(blocks))
+        assert (got - expected).abs().max() / expected.std() < 1e-4, inputs
+
+
+def test_parts_of_several_types_follow_each_other():
+    parts = [random_blocks(name, 64, 256) for name in ("Q4_K", "Q6_K", "Q8_0")]
+    rows = torch.randn(2, 256, generator=torch.Generator().manual_seed(3))
+    got = multiply_packed(rows, packed_weight([parts], native_library()), 192, native_library())
+    expected = product_of_rounded(rows, torch.cat([exact(each) for each in parts]))
+    assert (got - expected).abs().max() / expected.std() < 1e-4
+    odd = [random_blocks(name, 40, 256) for name in ("Q4_K", "Q6_K")]
+    assert "different types" in why_not_packed([odd])
+    alike = [random_blocks("Q4_K", 40, 256, seed) for seed in (0, 1)]
+    got = multiply_packed(rows, packed_weight([alike], native_library()), 80, native_library())
+    expected = product_of_rounded(rows, torch.cat([exact(each) for each in alike]))
+    assert (got - expected).abs().max() / expected.std() < 1e-4
+
+
+def test_rows_that_are_not_finite_give_results_that_are_not():
+    blocks = random_blocks("Q4_K", 32, 256)
+    packed = packed_weight([[blocks]], native_library())
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for count in (1, 20):
+            rows = torch.ones(count, 256)
+            rows[0, 100] = value
+            got = multiply_packed(rows, packed, 32, native_library())
+            assert not got[0].isfinite().any()
+            assert got[1:].isfinite().all()
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +192,7 @@ def quantise_randomly(model, formats):
         chosen = formats[at % len(formats)]
         matrix = random_matrix(generator, layer.out_features, layer.in_features, chosen)
         layer.weight = nn.Parameter(matrix.dequantize().to(layer.weight.dtype))
-        keep_quantized(layer, matrix)
+        keep_stored(layer, [matrix])
 
 
 @torch.inference_mode()
@@ -124,7 +244,7 @@ def test_a_row_does_not_depend_on_the_others(models, monkeypatch):
 def test_four_bits_of_torchao_are_kept(models, family):
     folder = models.folder(Recipe(family, 203, seed=3, config=SIZES))
     model = load_model(f"{folder}:int4", "target", torch.bfloat16, CPU).model
-    assert model.native.bits == IN_GROUPS
+    assert model.native.bits == PACKED
 
 
 @pytest.mark.parametrize("chosen", FORMATS[::3] + FORMATS[-1:], ids=lambda f: str(f)[:20])
@@ -144,5 +264,5 @@ def test_sizes_that_groups_do_not_divide(models):
     model = load_model(f"{models.folder(recipe)}:int4", "target", torch.bfloat16, CPU).model
     assert model.native.bits == 16
     layer = nn.Linear(100, 8, bias=False)
-    keep_quantized(layer, random_matrix(torch.Generator(), 8, 100, (4, 50, False, False)))
-    assert not is_groupable(quantized_matrix(layer))
+    keep_stored(layer, [random_matrix(torch.Generator(), 8, 100, (4, 50, False, False))])
+    assert not is_packable(stored_rows(layer)[0])
