@@ -1,5 +1,11 @@
 """Weights whose integers have a scale per group of inputs, and rows that are rounded to 8 bits."""
 
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -10,6 +16,7 @@ from torch import nn
 from draftwise.checkpoints.gguf.header import BLOCK_TYPES
 from draftwise.checkpoints.quantization import BlockRows, QuantizedMatrix, keep_stored, stored_rows
 from draftwise.kernels.native import suitability
+from draftwise.kernels.native.compilation import FLAGS_VARIABLE
 from draftwise.kernels.native.library import native_library
 from draftwise.kernels.native.narrow import QUANTIZED_BITS
 from draftwise.kernels.native.packed import (
@@ -161,6 +168,43 @@ def test_rows_that_are_not_finite_give_results_that_are_not():
             got = multiply_packed(rows, packed, 32, native_library())
             assert not got[0].isfinite().any()
             assert got[1:].isfinite().all()
+
+
+# Prints a digest of products, computed with the instruction set that the environment names.
+DIGEST = """
+import hashlib, torch
+from draftwise.kernels.native.library import native_library
+from draftwise.kernels.native.packed import multiply_packed, packed_weight
+from tests.models.test_packed_weights import BLOCKS, random_blocks
+library, digest = native_library(), hashlib.sha256()
+for name in BLOCKS:
+    packed = packed_weight([[random_blocks(name, 75, 768)]], library)
+    rows = torch.randn(20, 768, generator=torch.Generator().manual_seed(1))
+    digest.update(multiply_packed(rows, packed, 75, library).numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of x86-64")
+def test_all_instruction_sets_have_the_same_bits():
+    root = Path(__file__).parents[2]
+    found = set()
+    for flags in ("", "-march=x86-64-v4", "-march=x86-64-v3"):
+        if not flags or supports(flags):
+            environment = {**os.environ, FLAGS_VARIABLE: flags, "PYTHONPATH": str(root)}
+            command = [sys.executable, "-c", DIGEST]
+            done = subprocess.run(
+                command, env=environment, cwd=root, capture_output=True, text=True, check=True
+            )
+            found.add(done.stdout.strip())
+    assert len(found) == 1
+
+
+def supports(flags):
+    """Whether this processor has the instructions of a level of x86-64."""
+    needed = {"-march=x86-64-v3": "avx2", "-march=x86-64-v4": "avx512vl"}[flags]
+    return needed in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
