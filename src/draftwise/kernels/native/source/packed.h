@@ -411,6 +411,23 @@ INLINE Floats add_minimum(Floats sum, int32_t row_sum, float row_scale, const fl
     return fused_multiply_add(Floats{} + row_scale * (float)row_sum, read(minimums), sum);
 }
 
+// Adds a group or its halves to the sum of a row, and the minimums. The products have the vectors
+// of columns that begin at column. All kernels call it, so that their results have the same bits.
+template <bool HAS_HALVES, bool HAS_MINIMUMS>
+INLINE Floats add_scaled(Floats sum, const Ints *products, const RowGroup &row, int32_t zero,
+                         const BlockScales &scales, int64_t group, int64_t column) {
+    constexpr int PARTS = HAS_HALVES ? 2 : 1;
+    const int32_t row_sums[2] = {HAS_HALVES ? row.sums[0] : row.sums[0] + row.sums[1], row.sums[1]};
+    const int64_t first = PARTS * group;
+    for (int k = 0; k < PARTS; ++k)
+        sum = add_group(sum, products[k], zero * row_sums[k], row.scale,
+                        scales.scales[first + k] + column);
+    if constexpr (HAS_MINIMUMS)
+        for (int k = 0; k < PARTS; ++k)
+            sum = add_minimum(sum, row_sums[k], row.scale, scales.minimums[first + k] + column);
+    return sum;
+}
+
 // Adds the products of COUNT rows with a block to their sums [rows, TILE_COLUMNS].
 template <int COUNT, bool HAS_HALVES, bool HAS_MINIMUMS>
 void multiply_rows(const RowGroup *x, int64_t stride, const char *expanded,
@@ -430,24 +447,8 @@ void multiply_rows(const RowGroup *x, int64_t stride, const char *expanded,
                     Ints &into = products[HAS_HALVES && quad >= GROUP_QUADS / 2];
                     into = add_products(into, codes + quad * CACHE_LINE, row.numbers + 4 * quad);
                 }
-                const int64_t at = HAS_HALVES ? 2 * g : g;
-                const float *own = scales.scales[at] + v * LANES;
-                const float *minimums = scales.minimums[at] + v * LANES;
-                if constexpr (HAS_HALVES) {
-                    part[i] = add_group(part[i], products[0], zero * row.sums[0], row.scale, own);
-                    part[i] = add_group(part[i], products[1], zero * row.sums[1], row.scale,
-                                        own + TILE_COLUMNS);
-                    if (HAS_MINIMUMS) {
-                        part[i] = add_minimum(part[i], row.sums[0], row.scale, minimums);
-                        part[i] = add_minimum(part[i], row.sums[1], row.scale,
-                                              minimums + TILE_COLUMNS);
-                    }
-                } else {
-                    const int32_t row_sum = row.sums[0] + row.sums[1];
-                    part[i] = add_group(part[i], products[0], zero * row_sum, row.scale, own);
-                    if (HAS_MINIMUMS)
-                        part[i] = add_minimum(part[i], row_sum, row.scale, minimums);
-                }
+                part[i] = add_scaled<HAS_HALVES, HAS_MINIMUMS>(part[i], products, row, zero,
+                                                               scales, g, v * LANES);
             }
         }
 #pragma GCC unroll 8
@@ -536,26 +537,12 @@ INLINE void multiply_on_tiles(const RowGroup *x, int64_t stride, int64_t first, 
         }
         _tile_stored(0, products[0], CACHE_LINE);
         __asm__ volatile("" ::: "memory");
-        const int64_t at = HAS_HALVES ? 2 * g : g;
         for (int64_t i = first; i < rows; ++i) {
-            const RowGroup &row = x[i * stride + g];
-            Floats sum = read(sums + i * TILE_COLUMNS);
             Ints own[2];
             memcpy(own, products[0] + i * TILE_COLUMNS, sizeof own[0]);
-            if constexpr (HAS_HALVES) {
-                memcpy(own + 1, products[1] + i * TILE_COLUMNS, sizeof own[1]);
-                sum = add_group(sum, own[0], zero * row.sums[0], row.scale, scales.scales[at]);
-                sum = add_group(sum, own[1], zero * row.sums[1], row.scale, scales.scales[at + 1]);
-                if (HAS_MINIMUMS) {
-                    sum = add_minimum(sum, row.sums[0], row.scale, scales.minimums[at]);
-                    sum = add_minimum(sum, row.sums[1], row.scale, scales.minimums[at + 1]);
-                }
-            } else {
-                const int32_t row_sum = row.sums[0] + row.sums[1];
-                sum = add_group(sum, own[0], zero * row_sum, row.scale, scales.scales[at]);
-                if (HAS_MINIMUMS)
-                    sum = add_minimum(sum, row_sum, row.scale, scales.minimums[at]);
-            }
+            if constexpr (HAS_HALVES) memcpy(own + 1, products[1] + i * TILE_COLUMNS, sizeof own[1]);
+            const Floats sum = add_scaled<HAS_HALVES, HAS_MINIMUMS>(
+                read(sums + i * TILE_COLUMNS), own, x[i * stride + g], zero, scales, g, 0);
             write(sum, sums + i * TILE_COLUMNS);
         }
     }
