@@ -6,6 +6,7 @@
 #pragma once
 
 #include "packed.h"
+#include "threads.h"
 
 namespace {
 

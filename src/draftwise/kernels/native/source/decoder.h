@@ -13,7 +13,7 @@
 #include "blocks.h"
 #include "matrix.h"
 #include "narrow.h"
-#include "packed.h"
+#include "packed_product.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -154,12 +154,12 @@ struct Buffers {
         attended_size = model.heads * model.head_size;
         kv_size = model.kv_heads * model.head_size;
         hidden_stride = round_up(model.hidden, PANEL_WIDTH);
-        normed_stride = row_size(W(), model.hidden);
-        inputs_stride = row_size(W(), attended_size);
+        normed_stride = row_stride(W(), num_tokens, model.hidden);
+        inputs_stride = row_stride(W(), num_tokens, attended_size);
         qkv_stride = round_up(attended_size + 2 * kv_size, PANEL_WIDTH);
         const int64_t inner_size = std::max(model.intermediate, model.adapter_rank);
         active_stride = round_up(inner_size, PANEL_WIDTH);
-        inner_stride = WHOLE_ROWS ? row_size(W(), inner_size) : round_up(inner_size, LANES);
+        inner_stride = WHOLE_ROWS ? num_tokens : round_up(inner_size, LANES);
         bool norms_outputs = false;
         for (int64_t i = 0; i < model.num_layers; ++i)
             norms_outputs |= model.layers[i].attention_out_norm || model.layers[i].mlp_out_norm;
@@ -167,24 +167,25 @@ struct Buffers {
         allocate(projected, norms_outputs ? num_tokens * hidden_stride : 0);
         const StateInput *reads = model.state_input;
         states_size = reads ? reads->num_states * reads->size : 0;
-        states_stride = row_size(W(), states_size);
-        both_stride = reads ? row_size(W(), 2 * model.hidden) : 0;
+        states_stride = row_stride(W(), num_tokens, states_size);
+        both_stride = reads ? row_stride(W(), num_tokens, 2 * model.hidden) : 0;
         row_floats = WHOLE_ROWS ? round_up(std::max(reads ? 2 * model.hidden : model.hidden,
                                                     attended_size), PANEL_WIDTH) : 0;
         allocate(embedded, reads ? num_tokens * hidden_stride : 0);
         allocate(state_scratch, num_threads * states_size);
-        allocate(states, num_tokens * states_stride);
-        allocate(both, num_tokens * both_stride);
+        allocate(states, rows_size(W(), num_tokens, states_size));
+        allocate(both, reads ? rows_size(W(), num_tokens, 2 * model.hidden) : 0);
         allocate(qkv, num_tokens * qkv_stride);
-        allocate(normed, num_tokens * normed_stride);
-        allocate(inner, num_tokens * inner_stride);
+        allocate(normed, rows_size(W(), num_tokens, model.hidden));
+        allocate(inner, WHOLE_ROWS ? rows_size(W(), num_tokens, inner_size)
+                                   : num_tokens * inner_stride);
         allocate(active, WHOLE_ROWS ? num_tokens * active_stride : 0);
         allocate(row_scratch, num_threads * row_floats);
         allocate(queries, num_tokens * attended_size);
         allocate(keys, num_tokens * kv_size);
         allocate(values, num_tokens * kv_size);
         allocate(attended, num_tokens * attended_size);
-        allocate(inputs, CONVERTS ? num_tokens * inputs_stride : 0);
+        allocate(inputs, CONVERTS ? rows_size(W(), num_tokens, attended_size) : 0);
         scratch_size = attention_scratch_size(largest_segment, model.heads, model.kv_heads,
                                               model.kv_heads, model.head_size, model.head_size);
         allocate(scratch, num_threads * scratch_size);
@@ -323,7 +324,7 @@ struct Pass {
     void state_row(const StateInput &reads, int64_t row) const {
         const int64_t total = buffers.states_size, size = reads.size;
         const T *from = (const T *)call.states + row * total;
-        auto *to = buffers.states + row * buffers.states_stride;
+        auto *to = row_of(W(), buffers.states, buffers.states_stride, row);
         float *numbers = buffers.state_scratch + worker.index * total;
         convert(from, total, numbers);
         if (reads.joint_norm)
@@ -332,7 +333,7 @@ struct Pass {
             for (int64_t k = 0; k < reads.num_states; ++k)
                 normalise(numbers + k * size, reads.norms + k * size, size, size, model.epsilon,
                           numbers + k * size);
-        put_row(W(), numbers, total, to);
+        put_row(W(), numbers, total, buffers.states_stride, to);
     }
 
     // Normalises the embedded tokens and the projected states, side by side.
@@ -341,7 +342,7 @@ struct Pass {
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
             const float *embedded = buffers.embedded + i * buffers.hidden_stride;
             float *stream = buffers.hidden + i * buffers.hidden_stride;
-            auto *to = buffers.both + i * buffers.both_stride;
+            auto *to = row_of(W(), buffers.both, buffers.both_stride, i);
             const auto write_both = [&](auto *both, int64_t padded) {
                 normalise(embedded, embedding_norm, hidden, hidden, model.epsilon, both);
                 normalise(stream, reads.state_norm, hidden, padded - hidden, model.epsilon,
@@ -349,7 +350,7 @@ struct Pass {
             };
             if constexpr (Buffers<W>::WHOLE_ROWS) {
                 write_both(own_row(), 2 * hidden);
-                put_row(W(), own_row(), 2 * hidden, to);
+                put_row(W(), own_row(), 2 * hidden, buffers.both_stride, to);
             } else {
                 write_both(to, buffers.both_stride);
             }
@@ -418,11 +419,11 @@ struct Pass {
         const int64_t rows = call.num_tokens;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
             const float *from = buffers.hidden + i * buffers.hidden_stride;
-            auto *to = buffers.normed + i * buffers.normed_stride;
+            auto *to = row_of(W(), buffers.normed, buffers.normed_stride, i);
             if (weight)
                 put_normed(from, weight, to);
             else
-                put_row(W(), from, model.hidden, to);
+                put_row(W(), from, model.hidden, buffers.normed_stride, to);
         }
         worker.wait();
     }
@@ -432,7 +433,7 @@ struct Pass {
         const int64_t size = model.hidden;
         if constexpr (Buffers<W>::WHOLE_ROWS) {
             normalise(from, weight, size, size, model.epsilon, own_row());
-            put_row(W(), own_row(), size, to);
+            put_row(W(), own_row(), size, buffers.normed_stride, to);
         } else {
             normalise(from, weight, size, buffers.normed_stride, model.epsilon, to);
         }
@@ -557,7 +558,8 @@ struct Pass {
             const int64_t rows = call.num_tokens;
             for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
                 put_row(W(), buffers.active + i * buffers.active_stride, size,
-                        buffers.inner + i * buffers.inner_stride);
+                        buffers.inner_stride,
+                        row_of(W(), buffers.inner, buffers.inner_stride, i));
             worker.wait();
         }
     }
@@ -642,10 +644,10 @@ struct Pass {
             const int64_t size = buffers.attended_size, rows = call.num_tokens;
             for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
                 const T *from = buffers.attended + i * size;
-                auto *to = buffers.inputs + i * buffers.inputs_stride;
+                auto *to = row_of(W(), buffers.inputs, buffers.inputs_stride, i);
                 if constexpr (Buffers<W>::WHOLE_ROWS) {
                     convert(from, size, own_row());
-                    put_row(W(), own_row(), size, to);
+                    put_row(W(), own_row(), size, buffers.inputs_stride, to);
                 } else {
                     convert(from, size, to);
                 }
@@ -662,7 +664,7 @@ struct Pass {
         if (model.adapter_rank) adapt();
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
             put_normed(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
-                       buffers.normed + i * buffers.normed_stride);
+                       row_of(W(), buffers.normed, buffers.normed_stride, i));
         worker.wait();
         const float cap = (float)model.logit_softcap;
         const float factor = (float)(cap ? model.logit_scale / cap : model.logit_scale);

@@ -10,7 +10,7 @@
 #include "decoder.h"
 #include "drafting.h"
 #include "narrow.h"
-#include "packed.h"
+#include "packed_product.h"
 #include "sampling.h"
 #include "suffix.h"
 #include "threads.h"

@@ -103,9 +103,20 @@ struct PairedWeight {
 template <class W>
 INLINE int64_t row_size(W, int64_t depth) { return round_up(depth, W::DEPTH); }
 
-// Writes such a row.
+// Number of elements of all rows, and the distance of two rows.
 template <class W>
-INLINE void put_row(W, const float *row, int64_t depth, typename W::Input *to) {
+INLINE int64_t rows_size(W, int64_t rows, int64_t depth) { return rows * row_size(W(), depth); }
+
+template <class W>
+INLINE int64_t row_stride(W, int64_t /* rows */, int64_t depth) { return row_size(W(), depth); }
+
+template <class T, class W>
+INLINE T *row_of(W, T *rows, int64_t stride, int64_t row) { return rows + row * stride; }
+
+// Writes a row.
+template <class W>
+INLINE void put_row(W, const float *row, int64_t depth, int64_t /* stride */,
+                    typename W::Input *to) {
     convert(row, depth, to);
     memset((void *)(to + depth), 0, (row_size(W(), depth) - depth) * sizeof *to);
 }

@@ -42,22 +42,31 @@ struct TiledWeight : PairedWeight {
     static constexpr int BYTES = TILE_DEPTH / PairedWeight::DEPTH * PairedWeight::BYTES;
 };
 
+// The shapes of the tile registers of a thread.
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    void set(int tile, int64_t tile_rows, int64_t tile_bytes) {
+        rows[tile] = (uint8_t)tile_rows;
+        bytes[tile] = (uint16_t)tile_bytes;
+    }
+
+    void load() const {
+        __asm__ volatile("" ::: "memory");
+        _tile_loadconfig(this);
+    }
+};
+
 // Configures the tile registers of this thread during its lifetime. Tiles of rows and of sums have
 // the given number of rows.
 struct TileConfig {
     explicit TileConfig(int rows) {
-        struct alignas(64) {
-            uint8_t palette, start_row, reserved[14];
-            uint16_t bytes[16];
-            uint8_t rows[16];
-        } config = {};
-        config.palette = 1;
-        for (int tile = 0; tile < NUM_TILES; ++tile) {
-            config.bytes[tile] = TILE_BYTES;
-            config.rows[tile] = tile < WEIGHT_TILE ? rows : TILE_ROWS;
-        }
-        __asm__ volatile("" ::: "memory");
-        _tile_loadconfig(&config);
+        TileShapes shapes;
+        for (int tile = 0; tile < NUM_TILES; ++tile)
+            shapes.set(tile, tile < WEIGHT_TILE ? rows : TILE_ROWS, TILE_BYTES);
+        shapes.load();
     }
 
     ~TileConfig() { _tile_release(); }
