@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from draftwise.openmp import set_defaults
+
 if TYPE_CHECKING:
     from draftwise.llm import LLM
     from draftwise.outputs import RequestOutput
@@ -21,6 +23,8 @@ __all__ = [
     "StructuredOutputs",
 ]
 __version__ = "0.2.0"
+
+set_defaults()
 
 _HOME = {
     "LLM": "draftwise.llm",

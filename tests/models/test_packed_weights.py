@@ -310,3 +310,18 @@ def test_sizes_that_groups_do_not_divide(models):
     layer = nn.Linear(100, 8, bias=False)
     keep_stored(layer, [random_matrix(torch.Generator(), 8, 100, (4, 50, False, False))])
     assert not is_packable(stored_rows(layer)[0])
+
+
+def test_more_threads_than_cores_give_the_same_results():
+    """Threads sleep at barriers, and the last one wakes them."""
+    library = native_library()
+    packed = packed_weight([[random_blocks("Q4_K", 640, 256)]], library)
+    rows = torch.randn(3, 256, generator=torch.Generator().manual_seed(5))
+    expected = multiply_packed(rows, packed, 640, library)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4 * (os.cpu_count() or 1))
+        for _ in range(200):
+            assert torch.equal(multiply_packed(rows, packed, 640, library), expected)
+    finally:
+        torch.set_num_threads(threads)

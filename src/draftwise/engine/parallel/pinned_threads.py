@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from draftwise.openmp import usable_cores
+
 Result = TypeVar("Result")
 
 
@@ -39,13 +41,6 @@ class PinnedThread:
     def close(self) -> None:
         """End the thread after all submitted functions."""
         self._pool.shutdown()
-
-
-def usable_cores() -> list[int]:
-    """Indices of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def shares() -> tuple[list[int], list[int]] | None:

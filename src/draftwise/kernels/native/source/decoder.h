@@ -116,8 +116,9 @@ namespace {
 
 // Attention tasks per thread: enough for threads that claim them one by one to finish together.
 constexpr int TASKS_PER_THREAD = 8;
-// Pieces of a thread's share of a product, and minimum number of panels of a piece.
-constexpr int64_t PIECES_PER_THREAD = 8, MIN_PANELS = 4;
+// The part of the rest of a share of a product that a thread claims, and the least number of panels.
+// Small last pieces let the threads finish together.
+constexpr int64_t PART_OF_REST = 4, MIN_PANELS = 4;
 
 // Intermediate results of a pass, in its scratch memory.
 template <class W>
@@ -474,13 +475,17 @@ struct Pass {
         for (int64_t i = 0; i < worker.count; ++i) {
             const Worker owner = {(worker.index + i) % worker.count, worker.count, worker.barrier};
             const int64_t first = owner.first(panels), share = owner.end(panels) - first;
-            const int64_t piece = std::max(MIN_PANELS, share / PIECES_PER_THREAD);
             int64_t *counter = claimed(num_products, owner.index);
-            while (__atomic_load_n(counter, __ATOMIC_RELAXED) < share) {
-                const int64_t offset = __atomic_fetch_add(counter, piece, __ATOMIC_RELAXED);
-                if (offset >= share) break;
-                multiply(W(), x, stride, rows, depth, weight, first + offset,
-                         first + min_int(offset + piece, share), expanded, epilogue);
+            int64_t offset = __atomic_load_n(counter, __ATOMIC_RELAXED);
+            while (offset < share) {
+                const int64_t piece = std::max(MIN_PANELS, (share - offset) / PART_OF_REST);
+                const int64_t end = min_int(offset + piece, share);
+                if (!__atomic_compare_exchange_n(counter, &offset, end, true, __ATOMIC_RELAXED,
+                                                 __ATOMIC_RELAXED))
+                    continue;
+                multiply(W(), x, stride, rows, depth, weight, first + offset, first + end, expanded,
+                         epilogue);
+                offset = __atomic_load_n(counter, __ATOMIC_RELAXED);
             }
         }
         ++num_products;

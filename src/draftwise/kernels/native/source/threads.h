@@ -2,7 +2,11 @@
 
 #pragma once
 
-#include <sched.h>
+#include "vectors.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 
@@ -18,22 +22,41 @@ struct Threads {
 
 namespace {
 
-constexpr int SPINS_BEFORE_YIELD = 4000;  // iterations of waiting before a thread yields its core
+// Iterations of waiting before a thread sleeps: microseconds, longer than threads that have their
+// cores wait for each other.
+constexpr int SPINS_BEFORE_SLEEP = 1000;
 
-// A spinning barrier. Threads spin because the waiting times are microseconds.
+INLINE void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+// A barrier whose threads spin and then sleep. A thread that sleeps gives its core to a thread of
+// the team that has none, which other work on the machine may have interrupted.
 struct Barrier {
-    int64_t num_waiting, round;
+    int32_t num_waiting, round, num_sleeping;
 
     void wait(int64_t count) {
         if (count == 1) return;
-        const int64_t current_round = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
+        const int32_t current_round = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
         if (__atomic_add_fetch(&num_waiting, 1, __ATOMIC_ACQ_REL) == count) {
             __atomic_store_n(&num_waiting, 0, __ATOMIC_RELAXED);
-            __atomic_store_n(&round, current_round + 1, __ATOMIC_RELEASE);
+            __atomic_store_n(&round, current_round + 1, __ATOMIC_SEQ_CST);
+            if (__atomic_load_n(&num_sleeping, __ATOMIC_SEQ_CST))
+                syscall(SYS_futex, &round, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
             return;
         }
-        for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == current_round; ++spins)
-            if (spins > SPINS_BEFORE_YIELD) sched_yield();
+        for (int spins = 0; spins < SPINS_BEFORE_SLEEP; ++spins) {
+            if (__atomic_load_n(&round, __ATOMIC_ACQUIRE) != current_round) return;
+            pause_briefly();
+        }
+        __atomic_fetch_add(&num_sleeping, 1, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&round, __ATOMIC_SEQ_CST) == current_round)
+            syscall(SYS_futex, &round, FUTEX_WAIT_PRIVATE, current_round, nullptr, nullptr, 0);
+        __atomic_fetch_sub(&num_sleeping, 1, __ATOMIC_SEQ_CST);
     }
 };
 
@@ -57,7 +80,7 @@ void run_on_team(const Threads &threads, const Work &work) {
         const Work &work;
         Barrier barrier;
         int64_t next_index;
-    } shared = {threads, work, {0, 0}, 0};
+    } shared = {threads, work, {0, 0, 0}, 0};
     if (threads.count <= 1) return work(Worker{0, 1, &shared.barrier});
     threads.parallel(
         [](void *data) {
