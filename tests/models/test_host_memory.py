@@ -5,10 +5,18 @@ import mmap
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from draftwise.models.host_memory import ReusedMemory, ScratchMemory, host_zeros, in_large_pages
+from draftwise.models.host_memory import (
+    ReusedMemory,
+    ScratchMemory,
+    host_zeros,
+    in_large_pages,
+    release_file_pages,
+    zeros_in_large_pages,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -104,3 +112,45 @@ def test_scratch_memory_is_replaced_where_it_is_too_small():
     larger = scratch.address(100_000)
     assert larger % 64 == 0
     assert larger + 100_000 <= scratch.array.ctypes.data + len(scratch.array)
+
+
+def resident_kib(path):
+    """Memory that this process has of a mapped file."""
+    maps = Path("/proc/self/smaps").read_text().splitlines()
+    start = next(index for index, line in enumerate(maps) if line.endswith(str(path)))
+    rss = next(line for line in maps[start:] if line.startswith("Rss:"))
+    return int(rss.split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the memory is read on Linux")
+def test_pages_of_a_file_are_given_back_and_read_again(tmp_path):
+    path = tmp_path / "weights"
+    written = np.arange(1 << 20, dtype=np.uint8)
+    written.tofile(path)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    view = np.frombuffer(mapped, np.uint8, (1 << 20) - 100, 100).reshape(-1, 4)
+    assert view.sum()
+    assert resident_kib(path) >= 1000
+    release_file_pages(view)
+    assert resident_kib(path) <= 64
+    assert np.array_equal(view.ravel(), written[100:])
+
+
+def test_memory_that_no_file_contains_is_not_given_back():
+    own = np.ones(1 << 20, dtype=np.uint8)
+    release_file_pages(own)
+    assert own.all()
+    pages = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
+    pages += 1
+    release_file_pages(pages)
+    assert pages.all()
+
+
+def test_zeros_of_any_size():
+    for size in (100, 5 << 20):
+        zeros = zeros_in_large_pages(size)
+        assert zeros.shape == (size,)
+        assert not bool(zeros.any())
+        zeros += 1
+        assert bool(zeros.all())

@@ -95,6 +95,34 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor)
 
 
+def zeros_in_large_pages(size: int) -> Tensor:
+    """``[size]`` uint8 zeros, in huge pages if they are at least as large as one."""
+    if size < _LARGE_PAGE_BYTES:
+        return torch.zeros(size, dtype=torch.uint8)
+    return torch.from_numpy(_large_pages(size))
+
+
+def release_file_pages(array: NDArray[np.uint8]) -> None:
+    """Take the pages of a view of a file that is mapped to be read out of this process's memory.
+
+    They are read again from the system's cache of the file when they are used again. Other arrays
+    stay as they are.
+    """
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    with memoryview(base) as view:
+        if not view.readonly:  # such as memory without a file, whose contents would be lost
+            return
+    start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if size > 0:
+        base.madvise(mmap.MADV_DONTNEED, first, size)
+
+
 def _large_pages(size: int) -> NDArray[np.uint8]:
     """``[size]`` zeros, in huge pages where the system has them."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):

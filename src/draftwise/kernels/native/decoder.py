@@ -153,7 +153,7 @@ class NativeDecoder:
         """
         packed = self._packed(layers, interleave)
         self.weight_bytes += packed.nbytes
-        return self._keep(in_large_pages(packed))
+        return self._keep(packed)
 
     def _packed(self, layers: Sequence[nn.Linear], interleave: bool) -> Tensor:
         library = self._library
@@ -172,11 +172,11 @@ class NativeDecoder:
             whole = QuantizedMatrix(
                 joined([each.numbers for each in known]), joined([each.scales for each in known])
             )
-            return quantized_weight(whole, library)
+            return in_large_pages(quantized_weight(whole, library))
         weight = panels(joined([layer.weight.detach() for layer in layers]), library)
         if self.bits == COMPRESSED_BITS:
-            return compressed_weight(weight, library)
-        return weight
+            return in_large_pages(compressed_weight(weight, library))
+        return in_large_pages(weight)
 
     def _pack_layer(self, to: DecoderLayer, layer: LayerSpec) -> None:
         """Pack the weights of a layer."""

@@ -21,7 +21,11 @@ from draftwise.kernels.native.structures import (
     PackCall,
     PackIntegersCall,
 )
-from draftwise.models.host_memory import ScratchMemory
+from draftwise.models.host_memory import (
+    ScratchMemory,
+    release_file_pages,
+    zeros_in_large_pages,
+)
 
 # ``DecoderModel.bits`` of a model whose weights are packed.
 PACKED = 0
@@ -81,6 +85,8 @@ def packed_weight(
     layers: Sequence[Sequence[StoredRows]], library: NativeLibrary, paired: bool = False
 ) -> Tensor:
     """Pack the rows of layers with the same inputs.
+
+    The pages of a mapped file that have been read are given back to the system.
 
     Args:
         layers: the rows of each layer, in parts that follow each other.
@@ -157,7 +163,7 @@ def _packed(
         layouts.append((offset, sizes))
         offset += units * sum(sizes)
         unit += units
-    packed = torch.zeros(offset, dtype=torch.uint8)
+    packed = zeros_in_large_pages(offset)
     packed[: header.nbytes] = torch.from_numpy(header.view(np.uint8))
     for section, (start, sizes) in zip(sections, layouts, strict=True):
         for number, part in enumerate(section):
@@ -184,6 +190,7 @@ def _pack(part: StoredRows, to: Tensor, stride: int, library: NativeLibrary) -> 
             stride,
         )
         library.pack_blocks(ctypes.byref(call), ctypes.byref(threads))
+        release_file_pages(part.data)
         return
     numbers, scales = part.numbers.contiguous(), part.scales.contiguous()
     minimums = None if part.minimums is None else part.minimums.contiguous()
