@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwise.checkpoints.hub import checkpoint_folder
-from draftwise.checkpoints.quantization import BlockRows, StoredRows, stored_rows
+from draftwise.checkpoints.quantization import (
+    BlockRows,
+    StoredRows,
+    stored_experts,
+    stored_rows,
+)
 from draftwise.checkpoints.stored.loading import load_checkpoint
 from draftwise.checkpoints.stored.quantization import stored_quantization
 from draftwise.errors import ModelNotFoundError
@@ -42,7 +47,9 @@ def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
     def samples(name: str, parameter: Tensor) -> Tensor:
         if not parameter.is_meta:
             return sampled_bits(parameter)
-        return _samples_of_rows(stored_rows(modules[name.rpartition(".")[0]]))
+        owner, _, attribute = name.rpartition(".")
+        experts = stored_experts(modules[owner]).get(attribute)
+        return _samples_of_rows(experts or stored_rows(modules[owner]))
 
     weights = (
         (name, list(parameter.shape), samples(name, parameter))

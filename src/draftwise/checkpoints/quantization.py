@@ -5,7 +5,7 @@ Only the weights of linear layers are quantised. Embeddings, norms and activatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -21,8 +21,9 @@ from draftwise.checkpoints.imports import quiet_import
 
 # Inputs per scale at 4 bits.
 _GROUP_SIZE = 32
-# Attribute of a dequantised layer with its StoredRows.
+# Attribute of a dequantised layer with its StoredRows, and of experts with their StoredExperts.
 _STORED_ATTRIBUTE = "_stored_rows"
+_EXPERTS_ATTRIBUTE = "_stored_experts"
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ class QuantizedMatrix:
 
 
 StoredRows: TypeAlias = BlockRows | QuantizedMatrix
+# The rows of all experts of a layer: of the gate and the up projection, or of one projection.
+StoredExperts: TypeAlias = tuple[BlockRows, ...]
 
 
 def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
@@ -249,6 +252,17 @@ def stored_rows(layer: nn.Module) -> tuple[StoredRows, ...]:
     return found
 
 
+def keep_stored_experts(layer: nn.Module, weights: Mapping[str, StoredExperts]) -> None:
+    """Keep what the weights of a layer of experts are made of, by the names of its parameters."""
+    object.__setattr__(layer, _EXPERTS_ATTRIBUTE, dict(weights))
+
+
+def stored_experts(layer: nn.Module) -> dict[str, StoredExperts]:
+    """What the weights of a layer of experts are made of; empty if that is not known."""
+    found: dict[str, StoredExperts] = getattr(layer, _EXPERTS_ATTRIBUTE, {})
+    return found
+
+
 def has_stored_weights(model: nn.Module) -> bool:
     """Whether weights of a model exist as :func:`stored_rows` only, and are meta tensors."""
     return any(stored_rows(module) and _weight_of(module).is_meta for module in model.modules())
@@ -267,10 +281,11 @@ def quantized_matrix(layer: nn.Linear) -> QuantizedMatrix | None:
     return None
 
 
-def forget_stored(layer: nn.Linear) -> None:
-    """Free what :func:`stored_rows` returns."""
-    if hasattr(layer, _STORED_ATTRIBUTE):
-        object.__delattr__(layer, _STORED_ATTRIBUTE)
+def forget_stored(layer: nn.Module) -> None:
+    """Free what :func:`stored_rows` and :func:`stored_experts` return."""
+    for attribute in (_STORED_ATTRIBUTE, _EXPERTS_ATTRIBUTE):
+        if hasattr(layer, attribute):
+            object.__delattr__(layer, attribute)
 
 
 def has_quantized_weights(model: nn.Module) -> bool:

@@ -13,11 +13,13 @@ from draftwise.checkpoints.quantization import (
     StoredRows,
     expand_weights,
     forget_stored,
+    stored_experts,
     stored_rows,
 )
 from draftwise.kernels.native.library import native_library
 from draftwise.kernels.native.packed import expanded_rows
 from draftwise.models.hidden_states import decoder_layers
+from draftwise.models.packed_modules import pack_experts
 
 # With two layers, a layer that reads the keys of another one is noticed.
 _LEAST_LAYERS = 2
@@ -31,6 +33,8 @@ _INDICES = frozenset({"layer_idx", "layer_index", "layer_id", "layer_number", "b
 
 class FloatCopy:
     """The first layers of a model in float32, with a vocabulary of a few tokens.
+
+    Experts that are kept in the blocks of a file stay in blocks.
 
     The layers are as few as contain every kind of layer, within a share of the model's size.
 
@@ -63,9 +67,9 @@ class FloatCopy:
                 stored = stored_rows(module) if parameter.is_meta else ()
                 instead[id(parameter)] = _rows(parameter, stored, tokens)
         for module in model.modules():
-            stored = stored_rows(module)
-            if stored:  # shared with the model while it is copied
-                instead[id(stored)] = stored
+            kept: tuple[object, ...] = (stored_rows(module), stored_experts(module))
+            # Shared with the model while it is copied.
+            instead.update({id(each): each for each in kept if each})
         self.model = copy.deepcopy(model, instead)
         del decoder_layers(self.model)[self.num_layers :]
         for module in self.model.modules():
@@ -97,12 +101,13 @@ def _tokens(embedding: nn.Embedding, ids: Tensor) -> Tensor:
 
 
 def _expand(module: Any) -> None:
-    """Replace what a layer keeps of a file by its weight."""
+    """Replace what a layer keeps of a file by its weight. Experts, which are large, are packed."""
     stored = stored_rows(module)
     if stored and module.weight.is_meta:
         module.weight = nn.Parameter(_expanded(stored), requires_grad=False)
-    if stored:
-        forget_stored(module)
+    if stored_experts(module):
+        pack_experts(module)
+    forget_stored(module)
 
 
 def _expanded(stored: Sequence[StoredRows]) -> Tensor:

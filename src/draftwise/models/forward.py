@@ -18,6 +18,7 @@ from draftwise.models.decoder_spec import decoder_spec, why_not_described
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap, tapped_modules
 from draftwise.models.module_parts import ModuleParts
+from draftwise.models.packed_modules import has_packed_modules
 from draftwise.models.packing import PackedBatch
 from draftwise.models.transfer import upload
 
@@ -150,13 +151,14 @@ def native_pass(model: nn.Module) -> NativeDecoder | None:
     Returns:
         The packed model; ``None`` if the kernels do not support it.
     """
-    if why_not_described(model) is not None or has_quantized_weights(model):
-        return None
-    return native_decoder(model)
+    is_described = why_not_described(model) is None and not has_quantized_weights(model)
+    return native_decoder(model) if is_described and not has_packed_modules(model) else None
 
 
 def forward_pass(model: nn.Module) -> ForwardPass:
     """The fastest forward pass of a model in PyTorch operations. The model loses packed weights."""
+    if has_packed_modules(model):
+        return ModuleForward(model)
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             forget_stored(layer)

@@ -35,8 +35,10 @@ from draftwise.errors import (
 from draftwise.kernels.native.library import library_for, native_library
 from draftwise.kernels.native.suitability import can_stay_packed, is_large, lacks_instructions
 from draftwise.models.blocked_linear import limit_kernel_cache
+from draftwise.models.decoder_spec import why_not_described
 from draftwise.models.fast_path import slow_path
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.packed_modules import can_pack_modules
 from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.vocabulary_map import TokenTranslator
 
@@ -155,7 +157,7 @@ def load_model(
         types = dtype if isinstance(dtype, WeightTypes) else WeightTypes(dtype, dtype)
         model = None
         if source.gguf is not None and quantization is None and device.type == "cpu":
-            model = _load_stored(source.gguf, config, types.native)
+            model = _load_stored(source.gguf, config, types)
         if model is None:
             model = _load_weights(source, config, types.native)
             if types.other != types.native and slow_path(model) is not None:
@@ -209,12 +211,18 @@ def _refuse_other_draft(source: Source) -> None:
         refuse_other_draft_in(cached.parent, source.name, source.role)
 
 
-def _load_stored(file: gguf.GgufFile, config: Any, dtype: torch.dtype) -> nn.Module | None:
-    """A model that keeps the blocks of its file; ``None`` if the kernels do not compute it."""
-    if dtype != torch.bfloat16 or native_library() is None:
+def _load_stored(file: gguf.GgufFile, config: Any, types: WeightTypes) -> nn.Module | None:
+    """A model that keeps the blocks of its file; ``None`` if the kernels do not read them."""
+    if types.native != torch.bfloat16 or native_library() is None:
         return None
-    model = gguf.load_stored(file, config, dtype)
-    return model if is_large(model) and can_stay_packed(model) else None
+    model = gguf.load_stored(file, config, types.native)
+    if not is_large(model):
+        return None
+    if can_stay_packed(model):
+        return model
+    if why_not_described(model) is None or not can_pack_modules(model):
+        return None
+    return model if types.other == types.native else gguf.load_stored(file, config, types.other)
 
 
 def _load_weights(source: Source, config: Any, dtype: torch.dtype) -> nn.Module:

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.quantization import has_stored_weights, stored_rows
+from draftwise.kernels.native.suitability import can_stay_packed
 from draftwise.models.fast_path import slow_path
+from draftwise.models.float_copy import FloatCopy
 from draftwise.models.forward import forward_pass, native_pass
 from draftwise.models.hidden_states import final_norm
 from draftwise.models.packed_model import LazyEmbedding, PackedModel
+from draftwise.models.packed_modules import has_packed_modules, pack_modules
 from draftwise.models.static_steps import StepMode
 from draftwise.models.structure import Checks, check_structure
 
@@ -31,15 +34,20 @@ class PretrainedModel(PackedModel):
         checks = Checks(model, role)
         ids = checks.probe_ids(max_model_len)
         stored = has_stored_weights(model)
+        copied = None
+        if stored and not can_stay_packed(model):
+            copied = FloatCopy(model, ids)
+            pack_modules(model)
+        is_packed = has_packed_modules(model)
         # Modules without weights cannot be asked. Their first layers are compared in float32.
-        expected = None if stored else checks.own_logits(ids)
+        expected = None if stored and not is_packed else checks.own_logits(ids)
         layers = checks.learn_layers(ids, max_model_len)
-        why_slow = slow_path(model)  # asked before the weights are packed
+        why_slow = slow_path(model)  # asked before the weights of layers are packed
         if expected is not None and checks.embedding.weight.dtype == torch.float32:
             checks.compare_implementations(ids, expected)
         else:
             is_native = why_slow is None and ids.device.type == "cpu"
-            check_structure(checks, layers, ids, is_native)
+            check_structure(checks, copied or FloatCopy(model, ids), layers, is_native)
         vocab_size: int = checks.model.get_output_embeddings().out_features
         embedding = checks.embedding.weight.detach()
         rows = stored_rows(checks.embedding)

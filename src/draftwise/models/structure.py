@@ -32,6 +32,7 @@ from draftwise.models.float_copy import FloatCopy
 from draftwise.models.forward import forward_pass
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.packed_modules import has_packed_experts, has_packed_modules
 from draftwise.models.segment import Segment
 
 _PROBE_LENGTH = 12
@@ -60,7 +61,8 @@ class Checks:
         self.family: str = model.config.model_type
         with self._refusing("has no text model that runs alone"):
             self.embedding: nn.Embedding = model.get_input_embeddings()
-        self._tolerance = _STEPPED_TOLERANCE if quantizes_inputs(model) else _EXACT_TOLERANCE
+        has_steps = quantizes_inputs(model) or has_packed_experts(model)
+        self._tolerance = _STEPPED_TOLERANCE if has_steps else _EXACT_TOLERANCE
         check_attention(model, role)
 
     @property
@@ -151,7 +153,7 @@ class Checks:
             UnsupportedModelError: a layer computes attention that is not supported.
         """
         model = self.model
-        if has_stored_weights(model):
+        if has_stored_weights(model) and not has_packed_modules(model):
             with torch.device("meta"):
                 model = type(model)._from_config(model.config, attn_implementation=ATTENTION_NAME)
             ids = ids.to("meta")
@@ -229,19 +231,20 @@ def relative_errors(actual: Tensor, expected: Tensor) -> Tensor:
     return torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt() / scale
 
 
-def check_structure(checks: Checks, layers: list[LayerShape], ids: Tensor, is_native: bool) -> None:
+def check_structure(
+    checks: Checks, part: FloatCopy, layers: list[LayerShape], is_native: bool
+) -> None:
     """Compare the first layers of a model, copied to float32, in packed form with its own modules.
 
     Args:
-        checks: of a model whose weights are not packed yet.
+        checks: of the model.
+        part: the copy.
         layers: shape of the keys and values of each of its layers.
-        ids: ``[1, length]`` token ids.
         is_native: whether the native kernels will compute the model.
 
     Raises:
         UnsupportedModelError: the logits differ.
     """
-    part = FloatCopy(checks.model, ids)
     own = Checks(part.model, checks.role)
     expected = own.own_logits(part.ids)
     own.compare_implementations(part.ids, expected)

@@ -99,12 +99,13 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     add[type(value)](name, value)
 
 
-def make(case: Case, path: str | Path) -> Path:
+def make(case: Case, path: str | Path, blocks: gguf.GGMLQuantizationType | None = None) -> Path:
     """Write the file of a case.
 
     Args:
         case: A value of ``CASES`` or ``VOCABULARIES``.
         path: Where; an existing file is replaced.
+        blocks: The type of the matrices but the router's; ``None`` for float32.
 
     Returns:
         The path.
@@ -121,7 +122,11 @@ def make(case: Case, path: str | Path) -> Path:
         if isinstance(value, list):
             writer.add_tensor(name, np.array(value, dtype=np.float32))
         else:
-            writer.add_tensor(name, _numbers(name, tuple(value), sizes))
+            numbers = _numbers(name, tuple(value), sizes)
+            if blocks is None or numbers.ndim < 2 or "ffn_gate_inp" in name or "bias" in name:
+                writer.add_tensor(name, numbers)
+            else:
+                writer.add_tensor(name, gguf.quants.quantize(numbers, blocks), raw_dtype=blocks)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -13,10 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from draftwise.checkpoints.gguf.configuration import is_tied
 from draftwise.checkpoints.gguf.file import GgufFile
-from draftwise.checkpoints.gguf.tensors import HEAD, sources
-from draftwise.checkpoints.quantization import keep_stored
+from draftwise.checkpoints.gguf.tensors import HEAD, Source, sources
+from draftwise.checkpoints.quantization import StoredExperts, keep_stored, keep_stored_experts
 from draftwise.checkpoints.rotary import rotary_settings
 from draftwise.checkpoints.support import ATTENTION_NAME
+
+# Parameters of layers of experts.
+_EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -58,10 +62,11 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
-    """Load a model whose linear layers and embedding keep the file's blocks.
+    """Load a model whose linear layers, embedding and experts keep the file's blocks.
 
-    Their weights are meta tensors; :func:`draftwise.checkpoints.quantization.stored_rows` has their
-    rows, which are views of the mapped file.
+    Their weights are meta tensors; :func:`draftwise.checkpoints.quantization.stored_rows` and
+    :func:`draftwise.checkpoints.quantization.stored_experts` have their rows, which are views of
+    the mapped file.
 
     Args:
         file: the file.
@@ -80,9 +85,15 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     _check_rotary(file, model)
     found = sources(file, model.state_dict())
     modules = dict(model.named_modules())
+    experts: dict[str, dict[str, StoredExperts]] = defaultdict(dict)
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         owner, _, attribute = name.rpartition(".")
         module, source = modules[owner], found[name]
+        is_of_experts = attribute in _EXPERT_WEIGHTS and parameter.ndim > 2
+        stored = _stored_experts(file, source, parameter.numel()) if is_of_experts else None
+        if stored:
+            experts[owner][attribute] = stored
+            continue
         if attribute == "weight" and isinstance(module, nn.Linear | nn.Embedding):
             parts = source.parts
             is_stored = source.join is None and all(part.scale is None for part in parts)
@@ -95,7 +106,21 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         # Norms and biases keep their precision.
         kept = numbers if numbers.ndim == 1 else numbers.to(dtype)
         setattr(module, attribute, nn.Parameter(kept, requires_grad=False))
+    for name, buffer in model.named_buffers():
+        if name in found:  # the others are computed from the configuration
+            buffer.copy_(found[name].read(file, buffer.shape))
+    for owner, weights in experts.items():
+        keep_stored_experts(modules[owner], weights)
     return model.eval()
+
+
+def _stored_experts(file: GgufFile, source: Source, size: int) -> StoredExperts | None:
+    """The blocks of a parameter of experts; ``None`` if there are none of its size."""
+    parts = [part for part in source.parts if part.rows is None and part.scale is None]
+    if len(parts) < len(source.parts) or not all(file.is_quantized(part.tensor) for part in parts):
+        return None
+    rows = tuple(file.rows(part.tensor) for part in parts)
+    return rows if sum(len(each) * each.num_inputs for each in rows) == size else None
 
 
 @contextmanager

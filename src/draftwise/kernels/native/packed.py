@@ -257,7 +257,13 @@ def embedding_blocks(stored: Sequence[StoredRows]) -> tuple[BlockRows, Kind] | N
     return None
 
 
-def multiply_packed(rows: Tensor, packed: Tensor, columns: int, library: NativeLibrary) -> Tensor:
+def multiply_packed(
+    rows: Tensor,
+    packed: Tensor,
+    columns: int,
+    library: NativeLibrary,
+    scratch: ScratchMemory | None = None,
+) -> Tensor:
     """Multiply rows with a packed weight that is not paired.
 
     Args:
@@ -265,6 +271,7 @@ def multiply_packed(rows: Tensor, packed: Tensor, columns: int, library: NativeL
         packed: see :func:`packed_weight`.
         columns: number of outputs.
         library: the compiled kernels.
+        scratch: memory for intermediate results; ``None`` to allocate it.
 
     Returns:
         ``[rows, columns]`` float32.
@@ -272,7 +279,7 @@ def multiply_packed(rows: Tensor, packed: Tensor, columns: int, library: NativeL
     count, inputs = rows.shape
     rows, threads = rows.contiguous(), library.threads()
     result = torch.empty(count, columns)
-    memory = ScratchMemory()
+    memory = scratch or ScratchMemory()
     library.multiply_packed(
         rows.data_ptr(),
         count,

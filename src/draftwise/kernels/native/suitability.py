@@ -20,7 +20,7 @@ from draftwise.kernels.native.library import (
 )
 from draftwise.kernels.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are_compressible
 from draftwise.kernels.native.packed import PACKED, embedding_blocks, why_not_packed
-from draftwise.models.decoder_spec import DecoderSpec, decoder_spec
+from draftwise.models.decoder_spec import DecoderSpec, decoder_spec, why_not_described
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _MIB = 2**20
@@ -187,7 +187,7 @@ def _stored_bits(
 
 def can_stay_packed(model: nn.Module) -> bool:
     """Whether the kernels compute a model whose weights exist as stored rows only."""
-    if why_not_native(model) is not None:
+    if why_not_described(model) is not None or why_not_native(model) is not None:
         return False
     spec = decoder_spec(model)
     return _are_packable(spec) and embedding_blocks(stored_rows(spec.embedding)) is not None
