@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 from draftwise.checkpoints.gguf.header import BLOCK_TYPES
 from draftwise.checkpoints.quantization import BlockRows, QuantizedMatrix, keep_stored, stored_rows
 from draftwise.kernels.native import suitability
-from draftwise.kernels.native.compilation import FLAGS_VARIABLE
+from draftwise.kernels.native.compilation import _OPTIONS, FLAGS_VARIABLE, SOURCES
 from draftwise.kernels.native.library import native_library
 from draftwise.kernels.native.narrow import QUANTIZED_BITS
 from draftwise.kernels.native.packed import (
@@ -199,6 +200,39 @@ def test_all_instruction_sets_have_the_same_bits():
             )
             found.add(done.stdout.strip())
     assert len(found) == 1
+
+
+CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(
+    not shutil.which(CROSS_COMPILER) or not shutil.which(EMULATOR),
+    reason=f"needs {CROSS_COMPILER} and {EMULATOR}",
+)
+@pytest.mark.parametrize("processor", ["armv8-a", "armv8.2-a+dotprod"])
+def test_arm_has_the_same_bits(tmp_path, processor):
+    program = tmp_path / "packed"
+    options = [*_OPTIONS, f"-march={processor}", "-static", f"-I{SOURCES}"]
+    options = [each for each in options if each not in ("-march=native", "-fPIC", "-shared")]
+    source = Path(__file__).with_name("packed_on_arm.cpp")
+    subprocess.run([CROSS_COMPILER, *options, "-o", program, source], check=True)
+    library, rows = native_library(), torch.randn(10, 768)
+    given, expected = b"", []
+    for name in BLOCKS:
+        blocks = random_blocks(name, 75, 768)
+        packed = packed_weight([[blocks]], library)
+        sizes = (blocks.type_number, 75, 768, blocks.data.shape[1], len(packed), len(rows))
+        given += np.array(sizes, dtype=np.int64).tobytes() + blocks.data.tobytes()
+        given += packed.numpy().tobytes() + rows.numpy().tobytes()
+        expected.append(multiply_packed(rows, packed, 75, library))
+    done = subprocess.run([EMULATOR, program], input=given, capture_output=True, check=True)
+    size = 8 + 4 * expected[0].numel()
+    assert len(done.stdout) == size * len(BLOCKS)
+    for at, name in enumerate(BLOCKS):
+        part = done.stdout[at * size : (at + 1) * size]
+        assert int.from_bytes(part[:8], "little") == 1, name
+        assert part[8:] == expected[at].numpy().tobytes(), name
 
 
 def supports(flags):
