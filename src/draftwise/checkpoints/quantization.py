@@ -59,7 +59,9 @@ class BlockRows:
 
     def rows(self, first: int, end: int) -> BlockRows:
         """Some of the rows."""
-        return self.taken(torch.arange(first, end))
+        if self.order is None:
+            return replace(self, data=self.data[first:end])
+        return replace(self, order=self.order[first:end])
 
     def taken(self, which: Tensor) -> BlockRows:
         """The rows of given numbers ``[rows]`` int64."""
