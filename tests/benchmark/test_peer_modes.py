@@ -23,7 +23,7 @@ def labels(engine, has_draft=False, lengths=()):
             ["draft 3", "draft 5", "confidence"],
             ["prompt lookup 3", "prompt lookup 8"],
         ),
-        ("llamacpp", [], ["prompt lookup 3", "prompt lookup 8"]),
+        ("llamacpp", ["draft"], ["prompt lookup 3", "prompt lookup 8"]),
     ],
 )
 def test_modes_depend_on_the_draft(engine, model, text):

@@ -124,7 +124,12 @@ PEERS: dict[str, PeerEngine] = {
     ),
     "llamacpp": PeerEngine(
         "llamacpp_engine",
-        (_PLAIN, _lookup("prompt lookup", largest_batch=1, temperature_first=False)),
+        (
+            _PLAIN,
+            # Chooses its draft lengths itself, up to the 16 tokens of llama.cpp's default.
+            PeerMode("draft", "model", largest_batch=1),
+            _lookup("prompt lookup", largest_batch=1, temperature_first=False),
+        ),
     ),
 }
 
