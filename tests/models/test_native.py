@@ -13,6 +13,7 @@ import pytest
 
 from draftwise.kernels.native import compilation, structures
 from draftwise.kernels.native import library as native
+from draftwise.kernels.native.instruction_sets import INSTRUCTION_SETS, OPTIONS, SOURCES
 
 from .. import forked
 from ..levels import exhaustive_unless
@@ -116,18 +117,23 @@ def test_exported_names_have_the_prefix():
 @pytest.mark.parametrize(
     "processor",
     exhaustive_unless(
-        lambda processor: processor in ("native", "x86-64"),
-        ["native", "x86-64", "x86-64-v3", "sapphirerapids"],
+        lambda options: options in (("-march=native",), ("-march=x86-64",)),
+        [
+            ("-march=native",),
+            ("-march=x86-64",),
+            *(each.options for each in INSTRUCTION_SETS["x86_64"]),
+        ],
     ),
+    ids=lambda options: options[0] + options[-1],
 )
 def test_sources_compile_without_warnings(processor):
     """For processors with every vector width, with and without a matrix unit."""
-    if processor != "native" and platform.machine() != "x86_64":
+    if processor != ("-march=native",) and platform.machine() != "x86_64":
         pytest.skip("not a processor of this kind")
-    options = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-march={processor}"]
-    command = [*compilation._compiler(), *compilation._OPTIONS, *options]
+    options = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", *processor]
+    command = [*compilation._compiler(), *OPTIONS, *options]
     done = subprocess.run(
-        [*command, compilation.SOURCES / "library.cpp"], capture_output=True, text=True, check=False
+        [*command, SOURCES / "library.cpp"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 

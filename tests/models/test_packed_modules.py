@@ -36,8 +36,8 @@ def logits(model, ids, rows=None):
 def packed(tmp_path, monkeypatch):
     """Load a case's file with blocks, in modules that compute with them and expanded."""
 
-    def load(name, dtype, blocks=Type.Q8_0):
-        file = make(CASES[name], tmp_path / "case.gguf", blocks)
+    def load(name, dtype, blocks=Type.Q8_0, without_blocks=()):
+        file = make(CASES[name], tmp_path / "case.gguf", blocks, without_blocks)
         monkeypatch.setattr(loading, "is_large", lambda model: True)
         return load_model(str(file), "target", dtype, CPU)
 
@@ -50,6 +50,17 @@ def test_computes_what_the_expanded_weights_compute(packed, name):
     loaded = packed(name, torch.bfloat16)
     assert has_packed_modules(loaded.model._model)
     assert relative_errors(logits(loaded.model, IDS), expected).median().item() < 0.1
+
+
+@pytest.mark.parametrize("tensor", ["token_embd.weight", "blk.1.attn_k.weight"])
+def test_one_matrix_without_blocks_does_not_expand_the_others(packed, tensor):
+    expected = logits(packed("llama", torch.float32, without_blocks=[tensor]).model, IDS)
+    loaded = packed("llama", torch.bfloat16, without_blocks=[tensor])
+    linear = [each for each in loaded.model._model.modules() if isinstance(each, nn.Linear)]
+    assert sum(each.weight.is_meta for each in linear) == len(linear) - tensor.startswith("blk")
+    assert relative_errors(logits(loaded.model, IDS), expected).median().item() < 0.1
+    part = "embedding" if tensor.startswith("token") else "linear layers"
+    assert part in loaded.model.slow_path.reason
 
 
 @pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])

@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -14,10 +15,12 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import nn
 
+from draftwise.checkpoints.gguf.grids import grid_of
 from draftwise.checkpoints.gguf.header import BLOCK_TYPES
 from draftwise.checkpoints.quantization import BlockRows, QuantizedMatrix, keep_stored, stored_rows
 from draftwise.kernels.native import suitability
-from draftwise.kernels.native.compilation import _OPTIONS, FLAGS_VARIABLE, SOURCES
+from draftwise.kernels.native.compilation import FLAGS_VARIABLE
+from draftwise.kernels.native.instruction_sets import OPTIONS, SOURCES
 from draftwise.kernels.native.library import native_library
 from draftwise.kernels.native.narrow import QUANTIZED_BITS
 from draftwise.kernels.native.packed import (
@@ -63,7 +66,8 @@ def stored_bits(formats):
 
 BLOCKS = [
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "TQ2_0", "MXFP4", "NVFP4"),
+    *("IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
 ]
 # Bytes of a block that are float16 numbers.
 HALVES = {
@@ -72,7 +76,9 @@ HALVES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
+    "TQ1_0": (52,),
     "TQ2_0": (64,),
+    **dict.fromkeys(["IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"], (0,)),
 }
 
 
@@ -88,6 +94,8 @@ def random_blocks(name, rows, inputs, seed=0):
         data[:, :, 0] = random.integers(110, 130, data.shape[:2])
     if name == "NVFP4":
         data[:, :, :4] &= 127
+    if name == "IQ1_M":  # the factor has four bits of each of four words
+        data[:, :, 55] &= 0x1F
     return BlockRows(name, int(Type[name]), data.reshape(rows, -1), inputs)
 
 
@@ -116,6 +124,18 @@ def test_blocks_are_expanded_as_in_ggml(name):
     assert torch.equal(expand_blocks(blocks, native_library()), exact(blocks))
     in_order = BlockRows(name, blocks.type_number, blocks.data, 512, torch.tensor([3, 0, 4]))
     assert torch.equal(expand_blocks(in_order, native_library()), exact(blocks)[[3, 0, 4]])
+
+
+def test_a_number_that_multiplies_all_rows():
+    blocks = replace(random_blocks("NVFP4", 32, 256), unit=0.375)
+    weight = 0.375 * exact(blocks)
+    assert torch.equal(expand_blocks(blocks, native_library()), weight)
+    rows = torch.randn(3, 256, generator=torch.Generator().manual_seed(4))
+    packed = packed_weight([[blocks]], native_library())
+    expected = product_of_rounded(rows, weight)
+    got = multiply_packed(rows, packed, 32, native_library())
+    assert (got - expected).abs().max() / expected.std() < 1e-4
+    assert not blocks.is_like(replace(blocks, unit=1.0))
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -213,8 +233,8 @@ CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 @pytest.mark.parametrize("processor", ["armv8-a", "armv8.2-a+dotprod"])
 def test_arm_has_the_same_bits(tmp_path, processor):
     program = tmp_path / "packed"
-    options = [*_OPTIONS, f"-march={processor}", "-static", f"-I{SOURCES}"]
-    options = [each for each in options if each not in ("-march=native", "-fPIC", "-shared")]
+    options = [*OPTIONS, f"-march={processor}", "-static", f"-I{SOURCES}"]
+    options = [each for each in options if each not in ("-fPIC", "-shared")]
     source = Path(__file__).with_name("packed_on_arm.cpp")
     subprocess.run([CROSS_COMPILER, *options, "-o", program, source], check=True)
     library, rows = native_library(), torch.randn(10, 768)
@@ -222,9 +242,11 @@ def test_arm_has_the_same_bits(tmp_path, processor):
     for name in BLOCKS:
         blocks = random_blocks(name, 75, 768)
         packed = packed_weight([[blocks]], library)
-        sizes = (blocks.type_number, 75, 768, blocks.data.shape[1], len(packed), len(rows))
+        grid = grid_of(name).tobytes() if name[:3] in ("IQ1", "IQ2", "IQ3") else b""
+        row = blocks.data.shape[1]
+        sizes = (blocks.type_number, 75, 768, row, len(packed), len(rows), len(grid))
         given += np.array(sizes, dtype=np.int64).tobytes() + blocks.data.tobytes()
-        given += packed.numpy().tobytes() + rows.numpy().tobytes()
+        given += packed.numpy().tobytes() + rows.numpy().tobytes() + grid
         expected.append(multiply_packed(rows, packed, 75, library))
     done = subprocess.run([EMULATOR, program], input=given, capture_output=True, check=True)
     size = 8 + 4 * expected[0].numel()

@@ -35,6 +35,7 @@ class BlockRows:
         data: ``[stored rows, bytes]`` uint8, usually a view of the mapped file.
         num_inputs: numbers of a row.
         order: ``[rows]`` int64, which stored rows in which order; ``None`` for all.
+        unit: what the numbers of the blocks are multiplied with; a float32.
     """
 
     type_name: str
@@ -42,6 +43,7 @@ class BlockRows:
     data: NDArray[np.uint8]
     num_inputs: int
     order: Tensor | None = None
+    unit: float = 1.0
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -69,7 +71,11 @@ class BlockRows:
 
     def is_like(self, other: StoredRows) -> bool:
         """Whether other rows are stored in the same way."""
-        return isinstance(other, BlockRows) and other.type_number == self.type_number
+        return (
+            isinstance(other, BlockRows)
+            and other.type_number == self.type_number
+            and other.unit == self.unit
+        )
 
     def followed_by(self, other: StoredRows) -> BlockRows:
         """These rows and others of the same type."""

@@ -16,8 +16,10 @@ from draftwise.kernels.native.suitability import (
     is_large,
     lacks_instructions,
     why_not_native,
+    why_not_packed_whole,
 )
 from draftwise.models.decoder_spec import why_not_described
+from draftwise.models.packed_modules import has_packed_modules
 
 # Time of a decoding pass on a CPU relative to the native kernels in bfloat16, for models that stay
 # in the processor's caches and for larger ones. ``docs/cpu.md`` describes the measurement.
@@ -90,4 +92,6 @@ def _why_modules(model: nn.Module) -> str | None:
         return f"{reason}, which Draftwise's own forward pass does not compute"
     if has_quantized_weights(model):
         return "its quantised weights are multiplied by torchao"
+    if has_packed_modules(model):
+        return why_not_packed_whole(model)
     return None

@@ -33,9 +33,12 @@ from draftwise.errors import (
     UnsupportedModelError,
 )
 from draftwise.kernels.native.library import library_for, native_library
-from draftwise.kernels.native.suitability import can_stay_packed, is_large, lacks_instructions
+from draftwise.kernels.native.suitability import (
+    is_large,
+    lacks_instructions,
+    why_not_packed_whole,
+)
 from draftwise.models.blocked_linear import limit_kernel_cache
-from draftwise.models.decoder_spec import why_not_described
 from draftwise.models.fast_path import slow_path
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packed_modules import can_pack_modules
@@ -218,9 +221,9 @@ def _load_stored(file: gguf.GgufFile, config: Any, types: WeightTypes) -> nn.Mod
     model = gguf.load_stored(file, config, types.native)
     if not is_large(model):
         return None
-    if can_stay_packed(model):
+    if why_not_packed_whole(model) is None:
         return model
-    if why_not_described(model) is None or not can_pack_modules(model):
+    if not can_pack_modules(model):
         return None
     return model if types.other == types.native else gguf.load_stored(file, config, types.other)
 

@@ -31,6 +31,8 @@ from draftwise.kernels.native.packed import (
 from draftwise.models.host_memory import ScratchMemory
 
 _MEMORY = threading.local()
+# Expanded weights are faster in the native kernels if fewer are kept in blocks.
+_LEAST_SHARE = 0.5
 
 
 class PackedRows:
@@ -107,12 +109,18 @@ def _joined(parts: list[Tensor], is_concatenated: bool) -> Tensor:
 
 
 def can_pack_modules(model: nn.Module) -> bool:
-    """Whether all weights of a model that are kept in blocks can be computed with."""
-    return all(
+    """Whether most weights of a model are kept in blocks, and all of these can be computed with."""
+    return _share_in_blocks(model) > _LEAST_SHARE and all(
         _can_pack(module)
         for module in model.modules()
         if stored_rows(module) or stored_experts(module)
     )
+
+
+def _share_in_blocks(model: nn.Module) -> float:
+    """Share of the numbers of a model's weights that are kept in blocks."""
+    sizes = [(each.numel(), each.is_meta) for each in model.parameters()]
+    return sum(size for size, is_kept in sizes if is_kept) / sum(size for size, _ in sizes)
 
 
 def _can_pack(module: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.quantization import has_stored_weights, stored_rows
-from draftwise.kernels.native.suitability import can_stay_packed
+from draftwise.kernels.native.suitability import why_not_packed_whole
 from draftwise.models.fast_path import slow_path
 from draftwise.models.float_copy import FloatCopy
 from draftwise.models.forward import forward_pass, native_pass
@@ -35,7 +35,7 @@ class PretrainedModel(PackedModel):
         ids = checks.probe_ids(max_model_len)
         stored = has_stored_weights(model)
         copied = None
-        if stored and not can_stay_packed(model):
+        if stored and why_not_packed_whole(model) is not None:
             copied = FloatCopy(model, ids)
             pack_modules(model)
         is_packed = has_packed_modules(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -99,13 +99,19 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     add[type(value)](name, value)
 
 
-def make(case: Case, path: str | Path, blocks: gguf.GGMLQuantizationType | None = None) -> Path:
+def make(
+    case: Case,
+    path: str | Path,
+    blocks: gguf.GGMLQuantizationType | None = None,
+    without_blocks: Container[str] = (),
+) -> Path:
     """Write the file of a case.
 
     Args:
         case: A value of ``CASES`` or ``VOCABULARIES``.
         path: Where; an existing file is replaced.
         blocks: The type of the matrices but the router's; ``None`` for float32.
+        without_blocks: Names of matrices that are stored in float16.
 
     Returns:
         The path.
@@ -125,6 +131,8 @@ def make(case: Case, path: str | Path, blocks: gguf.GGMLQuantizationType | None 
             numbers = _numbers(name, tuple(value), sizes)
             if blocks is None or numbers.ndim < 2 or "ffn_gate_inp" in name or "bias" in name:
                 writer.add_tensor(name, numbers)
+            elif name in without_blocks:
+                writer.add_tensor(name, numbers.astype(np.float16))
             else:
                 writer.add_tensor(name, gguf.quants.quantize(numbers, blocks), raw_dtype=blocks)
     writer.write_header_to_file()

@@ -96,9 +96,8 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
             continue
         if attribute == "weight" and isinstance(module, nn.Linear | nn.Embedding):
             parts = source.parts
-            is_stored = source.join is None and all(part.scale is None for part in parts)
-            if is_stored and all(file.is_quantized(part.tensor) for part in parts):
-                rows = [file.rows(part.tensor, part.rows) for part in parts]
+            if source.join is None and all(file.is_quantized(part.tensor) for part in parts):
+                rows = [file.rows(part.tensor, part.rows, part.scale) for part in parts]
                 source.check_rows(file, rows, parameter.shape)
                 keep_stored(module, rows)
                 continue

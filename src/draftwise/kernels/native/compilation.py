@@ -1,4 +1,7 @@
-"""Compilation of the C++ kernels on this machine. The library is stored in the user's cache folder.
+"""The compiled C++ kernels: those of the wheel, or compiled on this machine.
+
+A wheel may have the kernels for several instruction sets. Otherwise, and if one of the last two
+variables below is set, they are compiled, and the library is stored in the user's cache folder.
 
 Environment variables:
 
@@ -27,17 +30,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from draftwise.kernels.native.instruction_sets import (
+    FLOAT32_PRODUCTS,
+    OPTIONS,
+    SOURCES,
+    compile_command,
+    compiled_kernels,
+)
 from draftwise.zoo.bundled import cache_folder
 
 NATIVE_VARIABLE = "DRAFTWISE_NATIVE"
 FLAGS_VARIABLE = "DRAFTWISE_NATIVE_FLAGS"
-SOURCES = Path(__file__).with_name("source")
+COMPILER_VARIABLE = "CXX"
 
 _COMPILERS = ("c++", "g++", "clang++")
-_OPTIONS = (
-    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fvisibility=hidden"),
-    *("-fno-strict-aliasing", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"),
-)
 _COMPILER_TIMEOUT_S = 600
 # Fields of /proc/cpuinfo that determine the instructions of -march=native.
 _PROCESSOR_FIELDS = ("model name", "flags", "Features", "CPU part")
@@ -50,7 +56,7 @@ class NativeUnavailableError(Exception):
 
 
 def compiled_library(sources: Path = SOURCES) -> Path:
-    """Return the path of the shared library. Compile it if it is not in the cache folder.
+    """Return the path of the shared library. Compile it if there is none yet.
 
     Of several processes and threads that call this at the same time, one compiles the library and
     the others wait.
@@ -69,6 +75,10 @@ def compiled_library(sources: Path = SOURCES) -> Path:
         raise NativeUnavailableError(f"{NATIVE_VARIABLE} is 0")
     if sys.platform != "linux":
         raise NativeUnavailableError(f"no native kernels for {sys.platform}")
+    if not os.environ.get(COMPILER_VARIABLE) and not os.environ.get(FLAGS_VARIABLE):
+        of_wheel = compiled_kernels(platform.machine(), _processor_fields())
+        if of_wheel is not None:
+            return of_wheel
     compiler, options = _compiler(), _options()
     folder = _own_folder(cache_folder() / "native")
     library = folder / f"kernels-{_fingerprint(compiler, options, sources)}.so"
@@ -81,7 +91,7 @@ def compiled_library(sources: Path = SOURCES) -> Path:
 
 def _compiler() -> list[str]:
     """The compiler and its options from ``CXX``."""
-    configured = shlex.split(os.environ.get("CXX", ""))
+    configured = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
     found = next(filter(None, map(shutil.which, configured[:1] or _COMPILERS)), None)
     if found is None:
         raise NativeUnavailableError("no C++ compiler found")
@@ -89,18 +99,14 @@ def _compiler() -> list[str]:
 
 
 def _options() -> list[str]:
-    options = list(_OPTIONS)
+    options = [*OPTIONS, "-march=native"]
     if _multiplies_in_float32():
-        options.append("-DDRAFTWISE_FLOAT32_PRODUCTS")
+        options.append(FLOAT32_PRODUCTS)
     return [*options, *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
 
 
 def _multiplies_in_float32() -> bool:
-    """Whether products in float32 are faster than the dot products of AVX512-BF16.
-
-    Intel's cores begin a dot product every second cycle and two float32 products every cycle, which
-    is twice as fast (85 and 172 GFLOPS per core measured on Sapphire Rapids without AMX).
-    """
+    """Whether products in float32 are faster than the dot products of AVX512-BF16."""
     fields = _processor_fields()
     flags = fields.get("flags", "").split()
     is_intel = fields.get("vendor_id") == "GenuineIntel"
@@ -157,14 +163,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _compile(command: list[str], sources: Path, destination: Path) -> None:
     """Compile to a temporary file and rename it, so that no process loads an incomplete library."""
-    exports = ["-Xlinker", f"--version-script={sources / 'exports.map'}"]
     # A library that is preloaded into Python, such as a sanitizer's, would slow the compiler down.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     descriptor, name = tempfile.mkstemp(suffix=".tmp", dir=destination.parent)
     os.close(descriptor)
     try:
         done = subprocess.run(
-            [*command, *exports, "-o", name, str(sources / "library.cpp")],
+            compile_command(command, sources, Path(name)),
             capture_output=True,
             text=True,
             errors="replace",

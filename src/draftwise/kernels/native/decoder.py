@@ -132,7 +132,6 @@ class NativeDecoder:
         self._embedding_blocks = rows, kind
         self._model.embedding = rows.data.ctypes.data
         self._model.embedding_kind = kind.ctypes.data
-        self._model.embedding_type = rows.type_number
         self._model.embedding_row_bytes = rows.data.shape[1]
 
     def _keep(self, tensor: Tensor) -> int:

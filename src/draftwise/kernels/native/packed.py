@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwise.checkpoints.gguf.grids import grid_of
 from draftwise.checkpoints.quantization import BlockRows, StoredRows
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.kernels.native.structures import (
+    BLOCK_KIND,
     MAX_PACKED_SECTIONS,
     PACKED_HEADER,
     PACKED_KIND,
@@ -41,6 +43,12 @@ _FLOATS_OF_4_BITS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 Kind = NDArray[np.void]
 
 
+def _signed(*numbers: int) -> tuple[int, ...]:
+    """Codes of up to eight numbers, whose sign is the highest of 4 bits."""
+    rest = (0,) * (8 - len(numbers))
+    return (*numbers, *rest, *(-number for number in numbers), *rest)
+
+
 @dataclass(frozen=True)
 class _Format:
     """How the numbers of a block type are packed; see ``PackedKind``."""
@@ -51,7 +59,16 @@ class _Format:
     has_minimums: bool = False
     has_halves: bool = False
     table: tuple[int, ...] = ()
+    unit: float = 1.0
+    has_grid: bool = False
 
+
+# Numbers of the grids, whose scales are s + 1/2 in units of 1/4 or 1/2, or 2 s + 1. Those of one
+# bit are the ternary numbers and 1/8 or -1/8 more.
+_GRID = _Format(4, 128, _BYTES, has_grid=True)
+_GRID_2 = replace(_GRID, table=_signed(8, 25, 43), unit=1 / 8)
+_GRID_3 = replace(_GRID, table=_signed(4, 12, 20, 28, 36, 44, 52, 62), unit=1 / 4)
+_GRID_1 = replace(_GRID, table=(-7, 1, 9, *(0,) * 5, -9, -1, 7, *(0,) * 5), unit=1 / 8)
 
 _FORMATS: Mapping[str, _Format] = {
     "Q4_0": _Format(4, 8),
@@ -66,6 +83,14 @@ _FORMATS: Mapping[str, _Format] = {
     "Q6_K": _Format(6, 32, _BYTES, has_halves=True),
     "IQ4_NL": _Format(4, 128, table=_LEVELS),
     "IQ4_XS": _Format(4, 128, _BYTES, table=_LEVELS),
+    "IQ1_S": _GRID_1,
+    "IQ1_M": replace(_GRID_1, has_halves=True),
+    "IQ2_XXS": _GRID_2,
+    "IQ2_XS": replace(_GRID_2, has_halves=True),
+    "IQ2_S": replace(_GRID_2, has_halves=True),
+    "IQ3_XXS": _GRID_3,
+    "IQ3_S": replace(_GRID, table=_signed(1, 3, 5, 7, 9, 11, 13, 15)),
+    "TQ1_0": _Format(2, 1, _BYTES),
     "TQ2_0": _Format(2, 1, _BYTES),
     "MXFP4": _Format(4, 12, _POWERS, table=_FLOATS_OF_4_BITS),
     "NVFP4": _Format(4, 12, has_halves=True, table=_FLOATS_OF_4_BITS),
@@ -174,8 +199,9 @@ def _packed(
 
 def _pack(part: StoredRows, to: Tensor, stride: int, library: NativeLibrary) -> None:
     """Write the tiles of a part."""
-    kind, threads = _known_kind(part), library.threads()
+    threads = library.threads()
     if isinstance(part, BlockRows):
+        kind = _block_kind(part)
         order = None if part.order is None else part.order.contiguous()
         data = np.ascontiguousarray(part.data)
         call = PackCall(
@@ -186,12 +212,12 @@ def _pack(part: StoredRows, to: Tensor, stride: int, library: NativeLibrary) -> 
             data.shape[1],
             len(part),
             part.num_inputs,
-            part.type_number,
             stride,
         )
         library.pack_blocks(ctypes.byref(call), ctypes.byref(threads))
         release_file_pages(part.data)
         return
+    kind = _known_kind(part)
     numbers, scales = part.numbers.contiguous(), part.scales.contiguous()
     minimums = None if part.minimums is None else part.minimums.contiguous()
     integers = PackIntegersCall(
@@ -215,7 +241,7 @@ def expand_blocks(blocks: BlockRows, library: NativeLibrary) -> Tensor:
     Raises:
         ValueError: the kernels do not have the type.
     """
-    kind, threads = _known_kind(blocks), library.threads()
+    kind, threads = _block_kind(blocks), library.threads()
     data = np.ascontiguousarray(blocks.chosen)
     numbers = torch.empty(len(blocks), blocks.num_inputs)
     call = ExpandCall(
@@ -225,7 +251,6 @@ def expand_blocks(blocks: BlockRows, library: NativeLibrary) -> Tensor:
         data.shape[1],
         len(blocks),
         blocks.num_inputs,
-        blocks.type_number,
     )
     library.expand_rows(ctypes.byref(call), ctypes.byref(threads))
     return numbers
@@ -252,8 +277,8 @@ def expanded_rows(stored: Sequence[StoredRows], library: NativeLibrary) -> Tenso
 def embedding_blocks(stored: Sequence[StoredRows]) -> tuple[BlockRows, Kind] | None:
     """The rows of an embedding and how they are read; ``None`` if the kernels cannot read them."""
     match stored:
-        case (BlockRows(order=None) as blocks,) if (kind := _kind_of(blocks)) is not None:
-            return blocks, kind
+        case (BlockRows(order=None) as blocks,) if _kind_of(blocks) is not None:
+            return blocks, _block_kind(blocks)
     return None
 
 
@@ -300,13 +325,26 @@ def _known_kind(stored: StoredRows) -> Kind:
     return kind
 
 
+def _block_kind(blocks: BlockRows) -> Kind:
+    """``[1]`` of ``BlockKind``. The grid that it refers to is never freed."""
+    kind = np.zeros(1, BLOCK_KIND)
+    kind["packed"], kind["type"] = _known_kind(blocks), blocks.type_number
+    if _FORMATS[blocks.type_name].has_grid:
+        grid = grid_of(blocks.type_name)
+        assert grid is not None
+        kind["grid"] = grid.ctypes.data
+    return kind
+
+
 def _kind_of(stored: StoredRows) -> Kind | None:
     """``[1]`` of ``PackedKind``; ``None`` if the kernels do not have it."""
     if stored.num_inputs % GROUP_INPUTS:
         return None
     if isinstance(stored, BlockRows):
         known = _FORMATS.get(stored.type_name)
-        return None if known is None else _kind(known, stored.num_inputs)
+        if known is None or (known.has_grid and grid_of(stored.type_name) is None):
+            return None
+        return _kind(replace(known, unit=known.unit * stored.unit), stored.num_inputs)
     group = stored.group
     if stored.bits not in _BITS or group % 16 or (group > 16 and group % GROUP_INPUTS):
         return None
@@ -329,6 +367,7 @@ def _kind(known: _Format, num_inputs: int) -> Kind:
     kind = np.zeros(1, PACKED_KIND)
     kind["bits"], kind["zero"], kind["form"] = known.bits, known.zero, known.form
     kind["has_minimums"], kind["has_halves"] = known.has_minimums, known.has_halves
+    kind["unit"] = np.float32(known.unit)
     if known.form == _BYTES:
         kind["groups"] = _LARGEST_BLOCK
     else:

@@ -211,7 +211,7 @@ class DecoderModel(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("adapter_norm", "adapter_down", "adapter_up")),
         ("adapter_rank", ctypes.c_int64),
         ("embedding_kind", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("embedding_type", "embedding_row_bytes")),
+        ("embedding_row_bytes", ctypes.c_int64),
     )
 
 
@@ -263,8 +263,7 @@ class PackCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("rows", "order", "kind", "to")),
-        *((name, ctypes.c_int64) for name in ("row_bytes", "num_rows", "depth", "type")),
-        ("tile_stride", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("row_bytes", "num_rows", "depth", "tile_stride")),
     )
 
 
@@ -283,7 +282,7 @@ class ExpandCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("rows", "kind", "to")),
-        *((name, ctypes.c_int64) for name in ("row_bytes", "num_rows", "depth", "type")),
+        *((name, ctypes.c_int64) for name in ("row_bytes", "num_rows", "depth")),
     )
 
 
@@ -300,9 +299,12 @@ PACKED_KIND = np.dtype(
     [
         *((name, np.int64) for name in ("bits", "zero", "groups", "has_halves")),
         *((name, np.int64) for name in ("has_minimums", "form", "has_table")),
+        ("unit", np.float64),
         ("table", np.uint8, 16),
     ]
 )
+# ``BlockKind`` of ``blocks.h``.
+BLOCK_KIND = np.dtype([("packed", PACKED_KIND), ("type", np.int64), ("grid", np.uintp)])
 PACKED_SECTION = np.dtype(
     [("first_unit", np.int64), ("offset", np.int64), ("kinds", PACKED_KIND, 2)]
 )
@@ -343,6 +345,7 @@ def structure_sizes() -> dict[str, int]:
         "NarrowHeader": NARROW_HEADER.itemsize,
         "PackedHeader": PACKED_HEADER.itemsize,
         "PackedKind": PACKED_KIND.itemsize,
+        "BlockKind": BLOCK_KIND.itemsize,
         "PackedSection": PACKED_SECTION.itemsize,
         "Segment": SEGMENT.itemsize,
         "TreeToken": TREE_TOKEN.itemsize,

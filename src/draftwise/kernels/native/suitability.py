@@ -172,7 +172,7 @@ def _stored_bits(
     have_output_scales = all(each is not None and each.has_scale_per_output for each in matrices)
     if have_output_scales and library.multiplies_tiles:
         return QUANTIZED_BITS
-    if _are_packable(spec):
+    if _why_not_packable(spec) is None:
         return PACKED
     if not library.multiplies_pairs:
         return 8 * dtype.itemsize
@@ -185,26 +185,33 @@ def _stored_bits(
     return 8 * dtype.itemsize
 
 
-def can_stay_packed(model: nn.Module) -> bool:
-    """Whether the kernels compute a model whose weights exist as stored rows only."""
-    if why_not_described(model) is not None or why_not_native(model) is not None:
-        return False
+def why_not_packed_whole(model: nn.Module) -> str | None:
+    """The reason why the kernels do not compute a model with its stored rows.
+
+    Returns:
+        A clause; ``None`` if they do.
+    """
+    reason = why_not_described(model) or why_not_native(model)
+    if reason is not None:
+        return reason
     spec = decoder_spec(model)
-    return _are_packable(spec) and embedding_blocks(stored_rows(spec.embedding)) is not None
+    if embedding_blocks(stored_rows(spec.embedding)) is None:
+        return "its embedding is stored without blocks"
+    return _why_not_packable(spec)
 
 
-def _are_packable(spec: DecoderSpec) -> bool:
-    """Whether all linear layers are integers with a scale per group, and can be packed."""
+def _why_not_packable(spec: DecoderSpec) -> str | None:
+    """Why not all linear layers can be packed as integers with a scale per group."""
     joined: list[tuple[nn.Linear, ...]] = [(spec.head,)]
     if spec.state_input is not None:
         joined.append((spec.state_input.projection,))
     joined += [each for layer in spec.layers for each in (layer.qkv, (layer.out,), (layer.down,))]
     gates = [layer.gate_up for layer in spec.layers]
     if not all(stored_rows(layer) for group in (*joined, *gates) for layer in group):
-        return False
+        return "some of its linear layers are stored without blocks"
     reasons = [why_not_packed([stored_rows(each) for each in group]) for group in joined]
     reasons += [why_not_packed([stored_rows(each) for each in group], True) for group in gates]
-    return not any(reasons)
+    return next(filter(None, reasons), None)
 
 
 def _missing_feature(spec: DecoderSpec, config: Any) -> str | None:

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "grids.h"
 #include "packed.h"
 #include "threads.h"
 
@@ -13,8 +14,20 @@ namespace {
 // Types of blocks, by their number in files.
 enum BlockType {
     Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,
-    Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, TQ2_0 = 35, MXFP4 = 39, NVFP4 = 40,
+    Q6_K = 14, IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21,
+    IQ2_S = 22, IQ4_XS = 23, IQ1_M = 29, TQ1_0 = 34, TQ2_0 = 35, MXFP4 = 39, NVFP4 = 40,
 };
+
+}  // namespace
+
+// How the blocks of a tensor are read.
+struct BlockKind {
+    PackedKind packed;    // of their tiles
+    int64_t type;
+    const uint8_t *grid;  // see grids.h; null for types without a grid
+};
+
+namespace {
 
 constexpr int64_t LARGE_BLOCK = 256;
 
@@ -70,9 +83,20 @@ INLINE uint16_t half_of_ue4m3(uint8_t x) {
     return (uint16_t)((bits >> 13) - (112u << 10));
 }
 
+// The numbers of TQ1_0: five of three values in a byte, and four in each of the last four bytes.
+INLINE void read_ternary(const uint8_t *from, uint8_t *to) {
+    const struct { int bytes, numbers; } parts[] = {{32, 5}, {16, 5}, {4, 4}};
+    for (const auto &part : parts) {
+        for (int k = 0, power = 1; k < part.numbers; ++k, power *= 3)
+            for (int i = 0; i < part.bytes; ++i) *to++ = (uint8_t)((uint8_t)(from[i] * power) * 3 >> 8);
+        from += part.bytes;
+    }
+}
+
 // Reads a block.
-INLINE void read_block(int64_t type, const uint8_t *from, Block &to) {
-    switch (type) {
+INLINE void read_block(const BlockKind &kind, const uint8_t *from, Block &to) {
+    const uint8_t *grid = kind.grid;
+    switch (kind.type) {
         case Q4_0:
             to.half_scales[0] = read_half(from);
             read_nibbles(from + 2, 16, to.codes);
@@ -185,6 +209,24 @@ INLINE void read_block(int64_t type, const uint8_t *from, Block &to) {
             for (int k = 0; k < 8; ++k) to.scales[k] = 1;
             to.factors[0] = read_half(from + 64);
             break;
+        case TQ1_0:
+            read_ternary(from, to.codes);
+            for (int k = 0; k < 8; ++k) to.scales[k] = 1;
+            to.factors[0] = read_half(from + 52);
+            break;
+        case IQ1_M: to.factors[0] = read_iq1_m(grid, from, to.codes, to.scales); break;
+        case IQ1_S: case IQ2_XXS: case IQ2_XS: case IQ2_S: case IQ3_XXS: case IQ3_S:
+            to.factors[0] = read_half(from);
+            from += 2;
+            switch (kind.type) {
+                case IQ1_S: read_iq1_s(grid, from, to.codes, to.scales); break;
+                case IQ2_XXS: read_iq2_xxs(grid, from, to.codes, to.scales); break;
+                case IQ2_XS: read_iq2_xs(grid, from, to.codes, to.scales); break;
+                case IQ2_S: read_iq2_s(grid, from, to.codes, to.scales); break;
+                case IQ3_XXS: read_iq3_xxs(grid, from, to.codes, to.scales); break;
+                default: read_iq3_s(grid, from, to.codes, to.scales); break;
+            }
+            break;
         default: break;
     }
 }
@@ -209,7 +251,14 @@ INLINE BlockSize block_size(int64_t type) {
         case Q5_K: return {256, 176};
         case Q6_K: return {256, 210};
         case IQ4_XS: return {256, 136};
-        case TQ2_0: return {256, 66};
+        case IQ1_S: return {256, 50};
+        case IQ1_M: return {256, 56};
+        case IQ2_XXS: case TQ2_0: return {256, 66};
+        case IQ2_XS: return {256, 74};
+        case IQ2_S: return {256, 82};
+        case IQ3_XXS: return {256, 98};
+        case IQ3_S: return {256, 110};
+        case TQ1_0: return {256, 54};
         default: return {0, 0};
     }
 }
@@ -228,17 +277,19 @@ INLINE void group_scales(const PackedKind &kind, const Block &block, int64_t gro
         *scale = half_to_float(block.half_scales[group]);
         if (kind.has_minimums) *minimum = -half_to_float(block.half_minimums[group]);
     }
+    *scale *= (float)kind.unit;
+    *minimum *= (float)kind.unit;
 }
 
 // Expands a row to float32.
-INLINE void expand_row(int64_t type, const PackedKind &kind, const uint8_t *from, int64_t depth,
-                       float *to) {
-    const BlockSize size = block_size(type);
+INLINE void expand_row(const BlockKind &blocks, const uint8_t *from, int64_t depth, float *to) {
+    const PackedKind &kind = blocks.packed;
+    const BlockSize size = block_size(blocks.type);
     const int64_t group_size = kind.has_halves ? 16 : 32;
     Block block;
     float scale = 0, minimum = 0;
     for (int64_t i = 0; i < depth; i += size.numbers, from += size.bytes) {
-        read_block(type, from, block);
+        read_block(blocks, from, block);
         for (int64_t j = 0; j < size.numbers; ++j) {
             if (j % group_size == 0) group_scales(kind, block, j / group_size, &scale, &minimum);
             const int code = kind.has_table ? kind.table[block.codes[j]] : block.codes[j];
@@ -299,9 +350,9 @@ INLINE void pack_codes(int64_t bits, const uint8_t (*codes)[GROUP_INPUTS], char 
 struct PackCall {
     const uint8_t *rows;      // the blocks
     const int64_t *order;     // [num_rows] which row each column is; null for all in order
-    const PackedKind *kind;
+    const BlockKind *kind;
     char *to;                 // first tile
-    int64_t row_bytes, num_rows, depth, type;
+    int64_t row_bytes, num_rows, depth;
     int64_t tile_stride;      // bytes from one tile to the next
 };
 
@@ -309,9 +360,9 @@ namespace {
 
 // Converts the rows of one tile. Columns after the last row are zero.
 INLINE void pack_tile(const PackCall &call, int64_t tile) {
-    const PackedKind &kind = *call.kind;
+    const PackedKind &kind = call.kind->packed;
     const PackedLayout layout(kind);
-    const BlockSize size = block_size(call.type);
+    const BlockSize size = block_size(call.kind->type);
     const int64_t first = tile * TILE_COLUMNS;
     const int64_t columns = std::min<int64_t>(TILE_COLUMNS, call.num_rows - first);
     const int64_t halves = 1 + kind.has_halves, block_inputs = kind.groups * GROUP_INPUTS;
@@ -330,7 +381,7 @@ INLINE void pack_tile(const PackCall &call, int64_t tile) {
         for (int64_t c = 0; c < columns; ++c)
             for (int64_t g = 0; g < kind.groups; g += groups_read, rows[c] += size.bytes) {
                 Block block;
-                read_block(call.type, rows[c], block);
+                read_block(*call.kind, rows[c], block);
                 for (int64_t own = 0; own < groups_read; ++own)
                     memcpy(codes[g + own][c], block.codes + own * GROUP_INPUTS, GROUP_INPUTS);
                 const int64_t from = g * halves * TILE_COLUMNS + c;
@@ -438,7 +489,7 @@ INLINE void pack_rows(const Call &call, const Worker &worker) {
 // Arguments of draftwise_expand_rows: rows of blocks that become float32.
 struct ExpandCall {
     const uint8_t *rows;
-    const PackedKind *kind;
+    const BlockKind *kind;
     float *to;                // [num_rows, depth]
-    int64_t row_bytes, num_rows, depth, type;
+    int64_t row_bytes, num_rows, depth;
 };

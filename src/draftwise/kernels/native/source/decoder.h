@@ -72,8 +72,8 @@ struct DecoderModel {
     const void *adapter_down, *adapter_up;  // packed panels
     int64_t adapter_rank;                   // whole panels; 0 for none
     // Blocks of the embedding; see blocks.h. Null if its numbers have the type of the cache.
-    const PackedKind *embedding_kind;
-    int64_t embedding_type, embedding_row_bytes;
+    const BlockKind *embedding_kind;
+    int64_t embedding_row_bytes;
 };
 
 // The KV cache of a model.
@@ -280,7 +280,7 @@ struct Pass {
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
             float *to = embedded + i * buffers.hidden_stride;
             if (model.embedding_kind)
-                expand_row(model.embedding_type, *model.embedding_kind,
+                expand_row(*model.embedding_kind,
                            (const uint8_t *)model.embedding +
                                call.ids[i] * model.embedding_row_bytes,
                            hidden, to);

@@ -51,6 +51,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(PackIntegersCall),
         SIZE_OF(PackedHeader),
         SIZE_OF(PackedKind),
+        SIZE_OF(BlockKind),
         SIZE_OF(PackedSection),
         SIZE_OF(Penalties),
         SIZE_OF(Sampling),
@@ -277,7 +278,7 @@ DRAFTWISE_EXPORT void draftwise_pack_integers(const PackIntegersCall *call,
 DRAFTWISE_EXPORT void draftwise_expand_rows(const ExpandCall *call, const Threads *threads) {
     run_on_team(*threads, [&](Worker worker) {
         for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
-            expand_row(call->type, *call->kind, call->rows + row * call->row_bytes, call->depth,
+            expand_row(*call->kind, call->rows + row * call->row_bytes, call->depth,
                        call->to + row * call->depth);
     });
 }

@@ -18,7 +18,7 @@ enum ScaleForm {
     POWER_SCALES = 3,  // e for 2^(e - 128)
 };
 
-// The format of a tile. A number is (code - zero) * scale - minimum.
+// The format of a tile. A number is ((code - zero) * scale - minimum) * unit.
 //
 // A block has the factors of its scales and minimums, if they have factors; then the scales, then
 // the minimums of all groups; and from the next cache line the codes.
@@ -30,6 +30,7 @@ struct PackedKind {
     int64_t has_minimums;
     int64_t form;          // ScaleForm of scales and minimums
     int64_t has_table;     // whether a code of 4 bits is the index of a code of 8 bits
+    double unit;           // a float32
     uint8_t table[16];
 };
 
@@ -214,17 +215,17 @@ INLINE void read_halves(const char *from, float *to) {
 #endif
 }
 
-// Reads count vectors of scales. IS_SIGNED is for scales of 8 bits.
+// Reads count vectors of scales, times unit. IS_SIGNED is for scales of 8 bits.
 template <bool IS_SIGNED>
 INLINE void read_scales(int64_t form, const char *factors, const char *from, int64_t count,
-                        float sign, float (*to)[TILE_COLUMNS]) {
+                        float unit, float (*to)[TILE_COLUMNS]) {
     if (form == BYTE_SCALES) {
         float factor[TILE_COLUMNS];
         read_halves(factors, factor);
         for (int64_t k = 0; k < count; ++k, from += TILE_COLUMNS)
             for (int i = 0; i < TILE_COLUMNS; ++i) {
                 const int32_t scale = IS_SIGNED ? (int8_t)from[i] : (uint8_t)from[i];
-                to[k][i] = factor[i] * (float)scale * sign;
+                to[k][i] = factor[i] * (float)scale * unit;
             }
         return;
     }
@@ -237,7 +238,7 @@ INLINE void read_scales(int64_t form, const char *factors, const char *from, int
             for (int i = 0; i < TILE_COLUMNS; ++i)
                 to[k][i] = power_scale((uint8_t)from[k * TILE_COLUMNS + i]);
         }
-        for (int i = 0; i < TILE_COLUMNS; ++i) to[k][i] *= sign;
+        for (int i = 0; i < TILE_COLUMNS; ++i) to[k][i] *= unit;
     }
 }
 
@@ -245,9 +246,10 @@ INLINE void read_block_scales(const PackedKind &kind, const PackedLayout &layout
                               const char *block, BlockScales &to) {
     const int64_t count = kind.groups * (1 + kind.has_halves), parts = 1 + kind.has_minimums;
     const char *scales = block + parts * layout.factors;
-    read_scales<true>(kind.form, block, scales, count, 1.0f, to.scales);
+    const float unit = (float)kind.unit;
+    read_scales<true>(kind.form, block, scales, count, unit, to.scales);
     if (kind.has_minimums)
-        read_scales<false>(kind.form, block + layout.factors, scales + layout.scales, count, -1.0f,
+        read_scales<false>(kind.form, block + layout.factors, scales + layout.scales, count, -unit,
                            to.minimums);
 }
 
