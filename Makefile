@@ -16,7 +16,7 @@ PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 # Compiled tests are kept, or every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo check test quick test-exhaustive lint types unit test-vllm test-interpreted docs docs-serve clean
+.PHONY: setup demo check test quick test-exhaustive lint types unit test-vllm test-interpreted wheel docs docs-serve clean
 
 setup: $(STAMP)
 
@@ -92,6 +92,15 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		$$($(PYTHON) tools/extra.py docs)
 	@touch $(DOCS_STAMP)
+
+# A wheel with the C++ kernels, compiled for each instruction set of this machine's architecture.
+# Its name says which version of the C library it needs.
+wheel: setup
+	rm -rf dist
+	DRAFTWISE_WHEEL_KERNELS=1 $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/unnamed .
+	$(BIN)/pip install --quiet --disable-pip-version-check auditwheel
+	$(BIN)/auditwheel addtag --wheel-dir dist dist/unnamed/*.whl
+	rm -r dist/unnamed
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-results
