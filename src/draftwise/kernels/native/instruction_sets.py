@@ -21,8 +21,6 @@ OPTIONS = (
 # second cycle and two float32 products every cycle, which is twice as fast (85 and 172 GFLOPS per
 # core measured on Sapphire Rapids without AMX).
 FLOAT32_PRODUCTS = "-DDRAFTWISE_FLOAT32_PRODUCTS"
-# A library of a wheel needs no other one than the C library.
-_WITHOUT_LIBRARIES = ("-static-libstdc++", "-static-libgcc")
 
 _AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -53,8 +51,7 @@ class InstructionSet:
 
     def command(self, compiler: list[str], destination: Path) -> list[str]:
         """The command that compiles the kernels for a wheel."""
-        options = [*OPTIONS, *self.options, *_WITHOUT_LIBRARIES]
-        return compile_command([*compiler, *options], SOURCES, destination)
+        return compile_command([*compiler, *OPTIONS, *self.options], SOURCES, destination)
 
     def runs_on(self, processor: Mapping[str, str]) -> bool:
         """Whether a processor, given by its fields in ``/proc/cpuinfo``, has the instructions."""
