@@ -18,7 +18,7 @@ import torch
 
 from draftwise.checkpoints.exits.files import find_exit
 from draftwise.checkpoints.imports import quiet_import
-from draftwise.checkpoints.mtp import refuse_mtp
+from draftwise.checkpoints.mtp import check_mtp, names_mtp
 from draftwise.checkpoints.source import loaded_name, split_name
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import EngineOptions, Models
@@ -43,6 +43,7 @@ from draftwise.models.heads.loading import (
     load_head,
 )
 from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.mtp import load_mtp
 from draftwise.models.loading import LoadedModel, load_model, weight_types
 from draftwise.models.static_steps import StepMode
 from draftwise.models.vocabulary_match import match_vocabulary
@@ -187,12 +188,12 @@ class EngineBuilder:
             DraftwiseError: a model cannot be loaded, or has no tokens in common with the target.
         """
         # Before the target is loaded, which may take long.
-        refuse_mtp(self._target_name, speculation.draft_names, speculation.method)
+        check_mtp(self._target_name, speculation.draft_names, speculation.method)
         draft = companion = None
         needs_draft = policy_class(speculation.policy_name).needs_draft
         draft_name, name = draft_model_name(speculation), speculation.companion
         if needs_draft and draft_name is not None:
-            if speculation.method is not None:
+            if speculation.method is not None and not names_mtp(draft_name):
                 check_head_kind(draft_name, speculation.method)
             draft = self._small_model(draft_name, "draft")
         if speculation.companion_quantization is not None:
@@ -213,7 +214,7 @@ class EngineBuilder:
             with self.turns:
                 found = load_exit(name, role, target)
             if found is None and role == "draft":
-                found = self._load_head(name)
+                found = self._load_mtp() if names_mtp(name) else self._load_head(name)
             if found is None:
                 # Its context may be shorter; no tokens are drafted beyond it.
                 model = self._load(name, role, target.max_model_len)
@@ -243,6 +244,13 @@ class EngineBuilder:
         _warn_of_slow_path(loaded, role)
         _log(loaded, role)
         return loaded
+
+    def _load_mtp(self) -> LoadedModel:
+        """Load the MTP layer of the target."""
+        target = self.target
+        self._on_status("loading the MTP layer")
+        with _LOADING, quiet_import():
+            return load_mtp(target, self._target_name)
 
     def _load_head(self, name: str) -> LoadedModel | None:
         """Load the draft if it is a head of the target; ``None`` if it is something else."""

@@ -1,4 +1,4 @@
-"""Layers of a target that predict several tokens at once (MTP), which Draftwise does not run."""
+"""Layers of a target that predict several tokens at once (MTP)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,26 @@ _PARTS = ("text_config", "mtp_config")
 _TENSOR = re.compile(r"(^|\.)mtp[._]|\.(eh_proj|enorm|hnorm)\.")
 
 
-def refuse_mtp(target: str, drafts: Iterable[str], method: str | None) -> None:
-    """Refuse drafts of a target's MTP layers, by any of vLLM's names for them.
+def names_mtp(name: str) -> bool:
+    """Whether the name of a draft, by any of vLLM's names, is that of the target's MTP layer."""
+    return is_mtp(name) and not Path(name).exists()
+
+
+def no_mtp(target: str) -> UnsupportedModelError:
+    """The error for a target without an MTP layer that can be read.
+
+    Args:
+        target: the user's name for the target.
+    """
+    return UnsupportedModelError(
+        "draft",
+        f"{MTP_METHOD!r} drafts with an MTP layer of the target: {_what_it_has(target)}, or they "
+        f"cannot be read from its files; {INSTEAD}",
+    )
+
+
+def check_mtp(target: str, drafts: Iterable[str], method: str | None) -> None:
+    """Refuse the MTP layer of a target that has none, before the target is loaded.
 
     Args:
         target: the user's name for the target.
@@ -41,17 +59,17 @@ def refuse_mtp(target: str, drafts: Iterable[str], method: str | None) -> None:
         method: the kind of draft that the user named, if any.
 
     Raises:
-        UnsupportedModelError: such drafts are wanted. The error says whether the target has any
-            MTP layers.
+        UnsupportedModelError: such drafts are wanted, and the target has no MTP layer, or drafts
+            of another kind are named.
         ModelNotFoundError: such drafts are wanted, and there is no such target.
     """
-    named = any(is_mtp(name) and not Path(name).exists() for name in drafts)
-    if named or method == MTP_METHOD:
+    names = list(drafts)
+    if method == MTP_METHOD and not any(map(names_mtp, names)):
         raise UnsupportedModelError(
-            "draft",
-            f"{MTP_METHOD!r} drafts with MTP layers of the target: {_what_it_has(target)}, and "
-            f"Draftwise does not run MTP layers yet; {INSTEAD}",
+            "draft", f"the method is {MTP_METHOD!r}, whose draft is {MTP_METHOD!r}; got {names}"
         )
+    if any(map(names_mtp, names)) and " has none" in _what_it_has(target):
+        raise no_mtp(target)
 
 
 def _what_it_has(target: str) -> str:

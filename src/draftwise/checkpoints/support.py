@@ -11,7 +11,10 @@ from draftwise.errors import UnsupportedModelError
 ATTENTION_NAME = "draftwise_packed"
 
 _SHOWN_CHARACTERS = 120
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+# Types of layers with a recurrence, and beside it other layers or none.
+RECURRENT_TYPES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+_LAYER_TYPES = _ATTENTION | RECURRENT_TYPES | {"moe", "mlp", "dense", "sparse"}
 
 
 def context_length(

@@ -36,6 +36,7 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.prefix_store import BLOCK_SIZE
+from draftwise.models.recurrent.snapshots import Snapshots
 from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 from draftwise.speculation import SpeculationConfig
@@ -47,6 +48,8 @@ _MIN_NEW_TOKENS = 64
 _PREFIX_SHARE = 0.25
 # Maximum number of tokens of stored prefixes per token of running requests.
 _MAX_PREFIXES = 4
+# Positions of which recurrent states are stored, per running request.
+_STATES_PER_REQUEST = 4
 
 
 @dataclass(frozen=True)
@@ -173,11 +176,16 @@ class Assembly:
         self._context = replace(
             self._context, has_draft=bool(proposers), has_companion=companion is not None
         )
-        num_blocks = self._num_prefix_blocks()
-        self._max_cached_tokens = self._most_cached_tokens(num_blocks)
+        num_states = self._num_prefix_states()
+        num_blocks = self._num_prefix_blocks() if num_states != 0 else 0
+        self._max_cached_tokens = self._most_cached_tokens(
+            num_blocks * self._block_bytes() + (num_states or 0) * self._state_bytes()
+        )
         self.prefixes = None
         if num_blocks:
-            self.prefixes = PrefixCache(self._target_cache, self._cached_models, num_blocks)
+            self.prefixes = PrefixCache(
+                self._target_cache, self._cached_models, num_blocks, num_states or 0
+            )
 
     def pipelines(self, count: int = 1) -> list[SpeculationPipeline]:
         """Create pipelines, which share the models' caches. Each one has its own policies."""
@@ -286,6 +294,10 @@ class Assembly:
                 "token trees come from 'suffix', a head, or a draft model with the target's "
                 "tokens; set it to 1",
             )
+        if self._models.target.model.recurrent:
+            raise InvalidParameterError(
+                "tree_width", "the target has recurrent layers, which read chains only; set it to 1"
+            )
         if any(layer.chunk is not None for layer in self._models.target.model.layers):
             # A token of a tree may lie behind the end of the chunk that its text belongs to.
             raise InvalidParameterError(
@@ -322,29 +334,52 @@ class Assembly:
         room = max(0, min(int(_PREFIX_SHARE * cache_bytes), left))
         return min(_MAX_PREFIXES * running, room // self._block_bytes())
 
-    def _most_cached_tokens(self, num_prefix_blocks: int) -> int:
-        """The maximum number of cache tokens reserved over all requests."""
+    def _num_prefix_states(self) -> int | None:
+        """Positions of which the prefix cache stores recurrent states; ``None`` without states."""
+        size, cache_bytes = self._state_bytes(), self._options.cache_bytes
+        if not size:
+            return None
+        most = _STATES_PER_REQUEST * self._target_cache.num_cache_slots
+        if cache_bytes is None:
+            return most
+        return min(most, int(_PREFIX_SHARE * cache_bytes) // size)
+
+    def _state_bytes(self) -> int:
+        """Memory of the recurrent states of all models at one position."""
+        recurrent = (cache.recurrent for cache in self._caches)
+        return sum(Snapshots.num_bytes(each) for each in recurrent if each is not None)
+
+    def _most_cached_tokens(self, prefix_bytes: int) -> int:
+        """The maximum number of cache tokens reserved over all requests.
+
+        Args:
+            prefix_bytes: memory of the prefix cache.
+        """
         target, cache_bytes = self._target_cache, self._options.cache_bytes
         whole = target.num_cache_slots * target.capacity
         if cache_bytes is None:
             return whole
         rings = sum(cache.ring_bytes for cache in self._caches)
-        rest = cache_bytes - rings - num_prefix_blocks * self._block_bytes()
+        rest = cache_bytes - rings - prefix_bytes
         per_token = sum(cache.bytes_per_token for cache in self._caches)
         most = min(whole, max(0, rest) // per_token) if per_token else whole
         if most < 1:
             raise CacheExhaustedError(
                 "cache_gib",
-                f"holds no token: of {cache_bytes / 2**30:.3g} GiB, sliding windows take "
-                f"{rings / 2**30:.3g} GiB at a batch size of {target.num_cache_slots}; give more, "
-                "or reduce max_batch_size",
+                f"holds no token: of {cache_bytes / 2**30:.3g} GiB, sliding windows and recurrent "
+                f"states take {rings / 2**30:.3g} GiB at a batch size of {target.num_cache_slots}; "
+                "give more, or reduce max_batch_size",
             )
         return most
 
     def _block_bytes(self) -> int:
-        """Memory of one block of prefix tokens in all models."""
-        return BLOCK_SIZE * sum(
-            layer.token_bytes(cache.dtype) for cache in self._caches for layer in cache.layers
+        """Memory of one block of prefix tokens in all models, which is 1 without attention."""
+        return max(
+            1,
+            BLOCK_SIZE
+            * sum(
+                layer.token_bytes(cache.dtype) for cache in self._caches for layer in cache.layers
+            ),
         )
 
     def _cached_model(self, model: LoadedModel) -> CachedModel:

@@ -181,7 +181,7 @@ class CachedModel:
         ):
             slot = request.cache_slot
             if len(request.tokens) > start:
-                self.cache.truncate(slot, min(len(request.tokens) - 1, start + num_drafted))
+                self._roll_back(slot, min(len(request.tokens) - 1, start + num_drafted))
             self._committed[slot] = self.cache.lengths[slot]
 
     def recover(self, requests: Iterable[Request]) -> None:

@@ -40,7 +40,11 @@ class PrefixCache:
     """
 
     def __init__(
-        self, target: KVCache, cached_models: Sequence[CachedModel], num_blocks: int
+        self,
+        target: KVCache,
+        cached_models: Sequence[CachedModel],
+        num_blocks: int,
+        num_states: int = 0,
     ) -> None:
         """Allocate memory.
 
@@ -48,12 +52,16 @@ class PrefixCache:
             target: the target's key-value cache.
             cached_models: the draft, the companion and other models with caches of their own.
             num_blocks: maximum number of blocks of each model.
+            num_states: maximum number of positions of which recurrent states are stored, for each
+                model that has some.
 
         Raises:
             CacheExhaustedError: there is not enough memory.
         """
-        self._target = PrefixStore(target, num_blocks)
-        self._others = [(model, PrefixStore(model.cache, num_blocks)) for model in cached_models]
+        self._target = PrefixStore(target, num_blocks, num_states)
+        self._others = [
+            (model, PrefixStore(model.cache, num_blocks, num_states)) for model in cached_models
+        ]
         self.stats = PrefixStats()
 
     def admit(self, request: Request) -> None:
@@ -99,11 +107,25 @@ class PrefixCache:
             is_over: whether the request leaves its cache slot.
         """
         slot = request.cache_slot
+        for store in self._all_stores():
+            self._take_states(store, request)
         if self._stores_now(self._target, request, is_over):
             self._target.store(slot, request.tokens, request.params.cache_salt)
         for model, store in self._others:
             if self._stores_now(store, request, is_over):
                 store.store(slot, model.prefix_text(request), model.prefix_salt(request))
+
+    @staticmethod
+    def _take_states(store: PrefixStore, request: Request) -> None:
+        """Take the states of a request at the last end of a block that it has passed.
+
+        The last token of a prompt is always computed, so a prompt's states end before it.
+        """
+        length = store.cache.lengths[request.cache_slot]
+        before_last = request.num_prompt_tokens - 1
+        if before_last < length <= request.num_prompt_tokens:
+            length = before_last
+        store.take_states(request.cache_slot, length)
 
     def _stores_now(self, store: PrefixStore, request: Request, is_over: bool) -> bool:
         slot = request.cache_slot

@@ -137,7 +137,11 @@ class Scheduler:
                 self._leave_slot(request)
                 continue
             running[row], request.cache_slot = request, row
-            self._target_cache.truncate(row, self._num_kept(request))
+            kept = self._num_kept(request)
+            if self._target_cache.can_truncate(row, kept):
+                self._target_cache.truncate(row, kept)
+            else:  # a recurrent state has advanced
+                self._target_cache.clear(row)
         admitted = set(running.values())
         for request in self._waiting:
             if request not in admitted:

@@ -18,6 +18,8 @@ from draftwise.models.attention import attend
 from draftwise.models.attention_scores import Scores
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.packing import PackedBatch
+from draftwise.models.recurrent.functions import RecurrentProbe
+from draftwise.models.recurrent.plan import recurring
 
 # Arguments that change attention and are supported.
 _SUPPORTED = frozenset({"sliding_window", "softcap", "s_aux"})
@@ -45,10 +47,12 @@ class ShapeProbe:
         layers: shape of each layer's keys and values, by layer index.
         max_model_len: longest context that is served. A span of at least this many tokens is no
             limit.
+        recurrent: records what layers with a recurrence keep.
     """
 
     def __init__(self, role: str, max_model_len: int) -> None:
         self.layers: dict[int, LayerShape] = {}
+        self.recurrent = RecurrentProbe()
         self.max_model_len = max_model_len
         self._role = role
 
@@ -103,10 +107,11 @@ _plan: ContextVar[PackedBatch | ShapeProbe | None] = ContextVar("plan", default=
 
 @contextmanager
 def following(plan: PackedBatch | ShapeProbe) -> Iterator[None]:
-    """Within the context, :func:`packed_attention` follows the plan of one forward pass."""
+    """Within the context, attention and recurrences follow the plan of one forward pass."""
     token = _plan.set(plan)
     try:
-        yield
+        with recurring(plan.recurrent):
+            yield
     finally:
         _plan.reset(token)
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from draftwise.errors import CacheExhaustedError
 from draftwise.models.host_memory import host_zeros
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.recurrent.cache import RecurrentCache
+from draftwise.models.recurrent.shapes import RecurrentShapes
 
 # The size of a ring is a multiple of this, so that a kernel's block of keys never wraps around.
 _RING_BLOCK = 64
@@ -64,7 +66,8 @@ class KVCache:
         hides_stale: whether attention never reads a cache slot beyond its length, not even under a
             mask.
         bytes_per_token: memory of one token's keys and values over all layers without a ring.
-        ring_bytes: memory of all rings.
+        ring_bytes: memory of all rings, and of all recurrent states.
+        recurrent: states of layers with a recurrence; ``None`` without such layers.
         steps: what the model keeps for passes of fixed sizes, which use this cache's memory.
     """
 
@@ -76,6 +79,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         max_new_tokens: int | None = None,
+        recurrent: RecurrentShapes | None = None,
     ) -> None:
         """Allocate memory.
 
@@ -87,6 +91,8 @@ class KVCache:
             device: device that holds the cache.
             max_new_tokens: maximum number of new tokens of one request in one pass; ``None`` for
                 no limit, and no rings.
+            recurrent: what layers with a recurrence keep of a request; ``None`` without such
+                layers.
 
         Raises:
             CacheExhaustedError: there is not enough memory.
@@ -116,7 +122,11 @@ class KVCache:
         self.ring_bytes = num_cache_slots * sum(
             size * layer.token_bytes(dtype) for layer, size in self._rings
         )
+        self.recurrent: RecurrentCache | None = None
         try:
+            if recurrent:
+                self.recurrent = RecurrentCache(recurrent, num_cache_slots, dtype, device)
+                self.ring_bytes += num_cache_slots * self.recurrent.bytes_per_slot
             self._slots = [
                 tuple(
                     _zeros((num_cache_slots * size + 1, s.num_heads, width), dtype, device)
@@ -153,7 +163,7 @@ class KVCache:
     @property
     def has_rings(self) -> bool:
         """Whether any layer keeps its newest tokens only."""
-        return self.ring_bytes > 0
+        return bool(self._rings)
 
     def in_layer(self, layer: int, token_slots: Tensor, positions: Tensor) -> Tensor:
         """Token slots in the memory of a layer, which may be a ring.
@@ -244,8 +254,11 @@ class KVCache:
         Args:
             segments: cache slot, start and number of tokens of each request.
         """
+        segments = list(segments)
         for cache_slot, start, count in segments:
             self._written[cache_slot] = max(self._written[cache_slot], start + count)
+        if self.recurrent is not None:
+            self.recurrent.begin_pass(segments)
 
     def advance_all(self, segments: Iterable[tuple[int, int, int]]) -> None:
         """Set the lengths after all layers of a pass have written its tokens.
@@ -259,20 +272,27 @@ class KVCache:
     def truncate(self, cache_slot: int, length: int) -> None:
         """Drop all tokens of a cache slot from position ``length`` on, in O(1).
 
+        The tokens before it will not be dropped any more.
+
         Raises:
-            ValueError: a ring no longer holds all tokens that the token at ``length`` attends to.
+            ValueError: a ring no longer holds all tokens that the token at ``length`` attends to,
+                or a recurrent state is that of a later position.
         """
-        if length >= self.lengths[cache_slot]:
-            return
         if not self.can_truncate(cache_slot, length):
             raise ValueError(
                 f"cache slot {cache_slot} cannot be truncated to {length} tokens: "
-                f"{self._written[cache_slot]} were written to its rings"
+                f"{self._written[cache_slot]} were written to its rings and states"
             )
-        self.lengths[cache_slot] = length
+        self.lengths[cache_slot] = min(length, self.lengths[cache_slot])
+        if self.recurrent is not None:
+            self.recurrent.settle(cache_slot, self.lengths[cache_slot])
 
     def can_truncate(self, cache_slot: int, length: int) -> bool:
-        """Whether the rings hold all tokens that the token at ``length`` attends to."""
+        """Whether rings hold all that the token at ``length`` attends to, and states reach it."""
+        if self.recurrent is not None and not self.recurrent.can_truncate(
+            cache_slot, min(length, self.lengths[cache_slot])
+        ):
+            return False
         return length >= self.lengths[cache_slot] or all(
             layer.first_visible(length) >= self._first_held(cache_slot, size)
             for layer, size in self._rings
@@ -315,6 +335,8 @@ class KVCache:
             keys[cache_slot, :written].zero_()
             values[cache_slot, :written].zero_()
         self.lengths[cache_slot] = self._written[cache_slot] = self._first_valid[cache_slot] = 0
+        if self.recurrent is not None:
+            self.recurrent.clear(cache_slot)
 
     def _first_held(self, cache_slot: int, size: int) -> int:
         """The first position that is still in a ring of a size."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftwise.models.recurrent.shapes import RecurrentShapes
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -61,3 +63,16 @@ class LayerShape:
         if self.chunk is not None:
             first = torch.maximum(first, positions - positions % self.chunk)
         return first
+
+
+@dataclass(frozen=True)
+class CacheShapes:
+    """What all layers of a model keep of a request.
+
+    Attributes:
+        layers: keys and values by layer. Those of layers without attention are empty.
+        recurrent: states and convolution inputs.
+    """
+
+    layers: list[LayerShape]
+    recurrent: RecurrentShapes

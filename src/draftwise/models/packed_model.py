@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.packing import PackedBatch, pack
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
+from draftwise.models.recurrent.computation import RecurrentPass
+from draftwise.models.recurrent.shapes import RecurrentShapes
 from draftwise.models.segment import Segment
 from draftwise.models.static_steps import LARGEST_STEP, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
@@ -62,6 +65,7 @@ class PackedModel:
         dtype: dtype of the weights.
         device: device of the weights.
         layers: shape of the keys and values that each layer stores per token.
+        recurrent: what layers with a recurrence keep of a request.
         native: Draftwise's native kernels for whole passes; ``None`` where they do not support the
             model.
         slow_path: why the model does not run on the fast path of its device; ``None`` if it does.
@@ -80,6 +84,7 @@ class PackedModel:
         native: NativeDecoder | None = None,
         forward: ForwardPass | None = None,
         slow_path: SlowPath | None = None,
+        recurrent: RecurrentShapes | None = None,
     ) -> None:
         """Take over the parts of a model.
 
@@ -95,9 +100,12 @@ class PackedModel:
             forward: the forward pass without native kernels; ``None`` where the native kernels or a
                 subclass compute all passes.
             slow_path: why the model does not run on the fast path of its device.
+            recurrent: what layers with a recurrence keep of a request; ``None`` without such
+                layers.
         """
         self.role, self.family = role, family
         self.layers = layers
+        self.recurrent = recurrent or RecurrentShapes()
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self._embedding = embedding
         self.dtype, self.device = embedding.dtype, embedding.device
@@ -155,7 +163,13 @@ class PackedModel:
                 only.
         """
         cache = KVCache(
-            self.layers, num_cache_slots, capacity, self.dtype, self.device, max_new_tokens
+            self.layers,
+            num_cache_slots,
+            capacity,
+            self.dtype,
+            self.device,
+            max_new_tokens,
+            self.recurrent,
         )
         # The ragged kernels read only the valid tokens of a cache slot.
         cache.hides_stale = self._kernels.any
@@ -279,6 +293,18 @@ class PackedModel:
         trees: Sequence[SegmentTree | None] | None = None,
     ) -> tuple[Tensor, PackedBatch]:
         """Token ids and the plan of a pass without padding."""
+        ids, packed = self._packed(cache, tokens, segments, trees)
+        if cache.recurrent is not None:
+            packed = replace(packed, recurrent=RecurrentPass(cache.recurrent, segments))
+        return ids, packed
+
+    def _packed(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        trees: Sequence[SegmentTree | None] | None,
+    ) -> tuple[Tensor, PackedBatch]:
         has_trees = trees is not None
         if not self._kernels.any or (has_trees and not self._kernels.fused):
             packed = pack(cache, segments, self.dtype, self.device, trees)

@@ -21,6 +21,7 @@ from torch import Tensor
 from draftwise.kernels.native.attention import NativeAttention, native_attention
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.ragged import RaggedAttention
+from draftwise.models.recurrent.computation import RecurrentPass
 from draftwise.models.segment import Segment
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
@@ -92,6 +93,7 @@ class PackedBatch:
         tree: ``[tokens]`` of ``TREE_TOKEN``; ``None`` if no segment is part of a token tree.
         ragged: attention of all segments in one call, where the device has a kernel for it.
         native: attention of segments with few tokens by the CPU kernel, where it is available.
+        recurrent: computes the layers with a recurrence; ``None`` without such layers.
     """
 
     cache: KVCache
@@ -103,6 +105,7 @@ class PackedBatch:
     segments: Sequence[PackedSegment] = ()
     tree_segments: Sequence[PackedSegment] = ()
     tree: NDArray[np.void] | None = None
+    recurrent: RecurrentPass | None = None
     _slots: dict[int, Tensor] = field(default_factory=dict)
 
     def slots(self, layer: int) -> Tensor:

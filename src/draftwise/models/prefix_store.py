@@ -1,8 +1,12 @@
-"""Keys and values of prefixes that several requests share, outside the cache slots.
+"""Keys, values and states of prefixes that several requests share, outside the cache slots.
 
 Tokens are stored in blocks of a fixed size. A block is found by its own tokens and all tokens
 before it. A request's cache slot stays contiguous, as the attention kernels expect: stored blocks
 are copied into it, which takes a small fraction of the time of computing them.
+
+The state of a layer with a recurrence is valid at one position only. It is stored with the block
+that ends there. Of a text, the longest prefix is restored whose last block has a state. Positions
+are before all tokens that may still be rejected.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.recurrent.snapshots import Snapshots
 
 # Tokens of a block. It divides the size of every ring.
 BLOCK_SIZE = 16
@@ -21,7 +26,7 @@ BLOCK_SIZE = 16
 _Key = tuple[Hashable, tuple[int, ...]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Block:
     """A stored block.
 
@@ -29,11 +34,13 @@ class _Block:
         number: unique and never used again, so that no successor of a dropped block is found.
         key: its key.
         place: its index in the memory.
+        state: index of the states at its end in the memory of states; ``None`` if not stored.
     """
 
     number: int
     key: _Key
     place: int
+    state: int | None = None
 
 
 class PrefixStore:
@@ -47,17 +54,27 @@ class PrefixStore:
         num_blocks: maximum number of blocks.
     """
 
-    def __init__(self, cache: KVCache, num_blocks: int) -> None:
+    def __init__(self, cache: KVCache, num_blocks: int, num_states: int = 0) -> None:
         """Allocate memory. On a CPU, it becomes resident only when blocks are stored.
 
         Args:
             cache: the model's cache.
             num_blocks: maximum number of blocks.
+            num_states: maximum number of positions whose states are stored, for a cache with
+                recurrent states.
 
         Raises:
             CacheExhaustedError: there is not enough memory.
         """
         self.cache, self.num_blocks = cache, num_blocks
+        self._snapshots = None
+        if cache.recurrent is not None:
+            self._snapshots = Snapshots(cache.recurrent, num_states)
+        self._free_states = list(range(num_states - 1, -1, -1))
+        # Blocks with states, the least recently stored first.
+        self._with_state: OrderedDict[int, _Block] = OrderedDict()
+        # Of each cache slot, the newest position whose states were taken, and their index.
+        self._newest: dict[int, tuple[int, int]] = {}
         self._memory = cache.new_blocks(num_blocks, BLOCK_SIZE)
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -73,6 +90,7 @@ class PrefixStore:
 
     def begin(self, cache_slot: int) -> None:
         """A new request uses a cache slot."""
+        self._drop_newest(cache_slot)
         self._chains[cache_slot] = []
         self._seen[cache_slot] = 0
 
@@ -82,7 +100,29 @@ class PrefixStore:
 
     def find(self, tokens: Sequence[int], salt: str, limit: int) -> int:
         """The length of the longest stored prefix of a text; see :meth:`restore`."""
-        return len(self._match(tokens, salt, limit)) * BLOCK_SIZE
+        return len(self._restorable(tokens, salt, limit)) * BLOCK_SIZE
+
+    def take_states(self, cache_slot: int, length: int) -> None:
+        """Take the states at the last end of a block, if the cache slot has just passed it.
+
+        Args:
+            cache_slot: the cache slot.
+            length: the position is at most this one.
+        """
+        recurrent = self.cache.recurrent
+        if recurrent is None:
+            return
+        assert self._snapshots is not None
+        position = recurrent.position_before(cache_slot, length, BLOCK_SIZE)
+        known, state = self._newest.pop(cache_slot, (0, None))
+        if position is None or position <= known:
+            if state is not None:
+                self._newest[cache_slot] = known, state
+            return
+        state = self._take_state() if state is None else state
+        if state is not None:
+            self._snapshots.take(state, cache_slot, position)
+            self._newest[cache_slot] = position, state
 
     def restore(self, cache_slot: int, tokens: Sequence[int], salt: str, limit: int) -> int:
         """Copy the longest stored prefix of a text to a cache slot, and set the slot's length.
@@ -97,13 +137,17 @@ class PrefixStore:
             The number of tokens in the cache slot. It is unchanged if no longer prefix is stored.
         """
         cache = self.cache
-        length, chain = cache.lengths[cache_slot], self._match(tokens, salt, limit)
+        length, chain = cache.lengths[cache_slot], self._restorable(tokens, salt, limit)
         end = len(chain) * BLOCK_SIZE
         if end <= length:
             return length
         self._touch(chain)
         first = length // BLOCK_SIZE
         cache.write_blocks(cache_slot, first, self._memory, [each.place for each in chain[first:]])
+        last = chain[-1]
+        if self._snapshots is not None and last.state is not None:
+            self._snapshots.restore(last.state, cache_slot, end)
+            self._with_state.move_to_end(last.number)
         cache.advance(cache_slot, end)
         self._chains[cache_slot], self._seen[cache_slot] = chain, end
         return end
@@ -121,6 +165,7 @@ class PrefixStore:
         end = cache.lengths[cache_slot] // BLOCK_SIZE
         chain = self._chains[cache_slot]
         if len(chain) >= end:
+            self._attach_newest(cache_slot, chain)
             return
         if chain and self._blocks.get(chain[-1].key) is not chain[-1]:
             chain = []  # dropped meanwhile
@@ -150,6 +195,7 @@ class PrefixStore:
         self._chains[cache_slot] = [*chain, *new]
         self._blocks.update((block.key, block) for block in reversed(new))
         self._touch(self._chains[cache_slot])
+        self._attach_newest(cache_slot, self._chains[cache_slot])
 
     def clear(self) -> None:
         """Drop all blocks."""
@@ -157,6 +203,46 @@ class PrefixStore:
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._chains = [[] for _ in self._chains]
         self._seen = [0] * len(self._seen)
+        self._free_states += [
+            each.state for each in self._with_state.values() if each.state is not None
+        ]
+        self._with_state.clear()
+        for cache_slot in list(self._newest):
+            self._drop_newest(cache_slot)
+
+    def _restorable(self, tokens: Sequence[int], salt: str, limit: int) -> list[_Block]:
+        """The longest chain of stored blocks that a cache slot can continue."""
+        chain = self._match(tokens, salt, limit)
+        while self._snapshots is not None and chain and chain[-1].state is None:
+            chain.pop()
+        return chain
+
+    def _attach_newest(self, cache_slot: int, chain: Sequence[_Block]) -> None:
+        """Keep the states that were taken of a cache slot with the block that ends there."""
+        position, state = self._newest.get(cache_slot, (0, None))
+        if state is None or position > len(chain) * BLOCK_SIZE:
+            return
+        del self._newest[cache_slot]
+        block = chain[position // BLOCK_SIZE - 1]
+        if block.state is not None or self._blocks.get(block.key) is not block:
+            self._free_states.append(state)
+            return
+        block.state = state
+        self._with_state[block.number] = block
+
+    def _drop_newest(self, cache_slot: int) -> None:
+        if cache_slot in self._newest:
+            self._free_states.append(self._newest.pop(cache_slot)[1])
+
+    def _take_state(self) -> int | None:
+        """A free place for states, or that of the block whose states were used least recently."""
+        if self._free_states:
+            return self._free_states.pop()
+        if not self._with_state:
+            return None
+        _, block = self._with_state.popitem(last=False)
+        state, block.state = block.state, None
+        return state
 
     def _match(
         self, tokens: Sequence[int], salt: str, limit: int, known: Sequence[_Block] = ()
@@ -191,4 +277,8 @@ class PrefixStore:
         if len(self._blocks) <= len(kept):
             return None
         _, dropped = self._blocks.popitem(last=False)
+        if dropped.state is not None:
+            self._with_state.pop(dropped.number, None)
+            self._free_states.append(dropped.state)
+            dropped.state = None
         return dropped.place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from draftwise.models.forward import forward_pass, native_pass
 from draftwise.models.hidden_states import final_norm
 from draftwise.models.packed_model import LazyEmbedding, PackedModel
 from draftwise.models.packed_modules import has_packed_modules, pack_modules
+from draftwise.models.recurrent.functions import replace_recurrent_functions
 from draftwise.models.static_steps import StepMode
 from draftwise.models.structure import Checks, check_structure
 
@@ -32,6 +33,7 @@ class PretrainedModel(PackedModel):
         """
         self._model: Any = model.eval()
         checks = Checks(model, role)
+        replace_recurrent_functions(model)
         ids = checks.probe_ids(max_model_len)
         stored = has_stored_weights(model)
         copied = None
@@ -41,13 +43,14 @@ class PretrainedModel(PackedModel):
         is_packed = has_packed_modules(model)
         # Modules without weights cannot be asked. Their first layers are compared in float32.
         expected = None if stored and not is_packed else checks.own_logits(ids)
-        layers = checks.learn_layers(ids, max_model_len)
+        shapes = checks.learn_layers(ids, max_model_len)
         why_slow = slow_path(model)  # asked before the weights of layers are packed
         if expected is not None and checks.embedding.weight.dtype == torch.float32:
             checks.compare_implementations(ids, expected)
         else:
             is_native = why_slow is None and ids.device.type == "cpu"
-            check_structure(checks, copied or FloatCopy(model, ids), layers, is_native)
+            part = copied or FloatCopy(model, ids)
+            check_structure(checks, part, shapes, is_native, max_model_len)
         vocab_size: int = checks.model.get_output_embeddings().out_features
         embedding = checks.embedding.weight.detach()
         rows = stored_rows(checks.embedding)
@@ -55,13 +58,14 @@ class PretrainedModel(PackedModel):
         super().__init__(
             role,
             checks.family,
-            layers,
+            shapes.layers,
             vocab_size if expected is None else expected.shape[-1],
             checks.hidden_size,
             LazyEmbedding(rows, embedding.dtype) if stored else embedding,
             native,
             None if native else forward_pass(model),
             why_slow,
+            shapes.recurrent,
         )
         if expected is None:
             checks.check_finite(self, ids)
@@ -71,6 +75,11 @@ class PretrainedModel(PackedModel):
             self._decoder.compile(self.new_cache(1, 1))
             self.step_mode = StepMode.GRAPHS
             checks.compare(self, ids[0], expected)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model of transformers. What the native kernels compute has lost its weights."""
+        return cast(nn.Module, self._model)
 
     def final_norm(self) -> Callable[[Tensor], Tensor]:
         """The norm between the last layer and the projection to the vocabulary.

@@ -21,6 +21,7 @@ from draftwise.checkpoints.quantization import has_stored_weights
 from draftwise.checkpoints.stored.inputs import quantizes_inputs
 from draftwise.checkpoints.support import (
     ATTENTION_NAME,
+    RECURRENT_TYPES,
     check_attention,
     own_attention,
     own_failure,
@@ -30,7 +31,7 @@ from draftwise.kernels.native.suitability import native_decoder
 from draftwise.models.attention_interface import ShapeProbe, following
 from draftwise.models.float_copy import FloatCopy
 from draftwise.models.forward import forward_pass
-from draftwise.models.layer_shape import LayerShape
+from draftwise.models.layer_shape import CacheShapes, LayerShape
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packed_modules import has_packed_experts, has_packed_modules
 from draftwise.models.segment import Segment
@@ -146,24 +147,38 @@ class Checks:
         self._check(relative_errors(logits, expected).max().item(), "with other attention kernels")
 
     @torch.inference_mode()
-    def learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
-        """Shape of each layer's keys and values per token.
+    def learn_layers(self, ids: Tensor, max_model_len: int) -> CacheShapes:
+        """What the layers keep of a request.
 
         Raises:
             UnsupportedModelError: a layer computes attention that is not supported.
         """
-        model = self.model
+        model, tensors = self.model, {}
         if has_stored_weights(model) and not has_packed_modules(model):
-            with torch.device("meta"):
-                model = type(model)._from_config(model.config, attn_implementation=ATTENTION_NAME)
+            known = (*model.named_parameters(), *model.named_buffers())
+            tensors = {name: tensor.to("meta") for name, tensor in known}
             ids = ids.to("meta")
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         probe = ShapeProbe(self.role, max_model_len)
         with self._refusing("cannot run on packed tokens"), following(probe):
-            model(input_ids=ids, position_ids=positions, use_cache=False)
-        if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
+            arguments = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+            torch.func.functional_call(model, tensors, (), arguments)
+        recurrent = probe.recurrent.shapes
+        types = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
+        unknown = RECURRENT_TYPES.intersection(types) if not recurrent else ()
+        if unknown:
+            raise UnsupportedModelError(
+                self.role, f"{self.family} has recurrent layers of a kind that is not supported"
+            )
+        count = 1 + max(probe.layers, default=-1)
+        if not recurrent and (len(probe.layers) < count or not probe.layers):
             raise own_attention(self.role, self.family)
-        return [probe.layers[index] for index in range(len(probe.layers))]
+        if recurrent:
+            layers = getattr(self.model.config.get_text_config(), "num_hidden_layers", count)
+            count = max(count, layers)
+        # Layers with a recurrence have no keys.
+        empty = LayerShape(0, 0, 0)
+        return CacheShapes([probe.layers.get(index, empty) for index in range(count)], recurrent)
 
     def compare(self, packed: PackedModel, tokens: Tensor, expected: Tensor) -> None:
         """Refuse a model whose packed form differs from its own by more than rounding.
@@ -232,15 +247,16 @@ def relative_errors(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def check_structure(
-    checks: Checks, part: FloatCopy, layers: list[LayerShape], is_native: bool
+    checks: Checks, part: FloatCopy, shapes: CacheShapes, is_native: bool, max_model_len: int
 ) -> None:
     """Compare the first layers of a model, copied to float32, in packed form with its own modules.
 
     Args:
         checks: of the model.
         part: the copy.
-        layers: shape of the keys and values of each of its layers.
+        shapes: what the layers of the model keep.
         is_native: whether the native kernels will compute the model.
+        max_model_len: longest context that is served.
 
     Raises:
         UnsupportedModelError: the logits differ.
@@ -248,15 +264,18 @@ def check_structure(
     own = Checks(part.model, checks.role)
     expected = own.own_logits(part.ids)
     own.compare_implementations(part.ids, expected)
+    if shapes.recurrent:
+        shapes = own.learn_layers(part.ids, max_model_len)
     native = native_decoder(part.model, even_if_slow=True) if is_native else None
     packed = PackedModel(
         own.role,
         own.family,
-        layers[: part.num_layers],
+        shapes.layers[: part.num_layers],
         expected.shape[-1],
         own.hidden_size,
         own.embedding.weight.detach(),
         native,
         None if native else forward_pass(part.model),
+        recurrent=shapes.recurrent,
     )
     own.compare(packed, part.ids[0], expected)

@@ -51,6 +51,7 @@ class NativeLibrary:
         pack_blocks: packs rows of a GGUF file's blocks.
         pack_integers: packs rows of integers with scales.
         packed_memory: bytes of scratch memory that ``multiply_packed`` needs.
+        recur: tokens of a layer with a recurrent state.
         sampling_scratch: bytes of scratch memory per thread for sampling from logits.
         score: a companion's scores of a draft.
         tile_bytes: bytes of a tile of a packed weight.
@@ -105,6 +106,7 @@ class NativeLibrary:
             *(number, number, pointer, number),
             *(pointer, pointer, pointer),
         )
+        self.recur = _function(library, "recur", None, pointer, pointer)
         self.uniforms = _function(
             library, "uniforms", None, pointer, pointer, number, number, pointer, pointer
         )

@@ -286,6 +286,18 @@ class ExpandCall(ctypes.Structure):
     )
 
 
+class RecurrenceCall(ctypes.Structure):
+    """``RecurrenceCall`` of ``recurrence.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("states", "decays", "keys", "updates", "bases")),
+        *((name, ctypes.c_void_p) for name in ("segments", "decay", "key", "query", "value")),
+        *((name, ctypes.c_void_p) for name in ("beta", "out")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "heads", "num_keys", "num_values")),
+        *((name, ctypes.c_int64) for name in ("decay_size", "max_rows")),
+    )
+
+
 # ``NarrowHeader`` of ``narrow.h``: the start of a weight that is stored in fewer bits.
 NARROW_HEADER = np.dtype(
     [
@@ -314,6 +326,8 @@ PACKED_HEADER = np.dtype(
         ("sections", PACKED_SECTION, MAX_PACKED_SECTIONS),
     ]
 )
+# ``RecurrenceSegment`` of ``recurrence.h``: cache slot, start, number of tokens, new base.
+RECURRENCE_SEGMENT = np.dtype((np.int64, 4))
 # ``Segment`` of ``attention.h``: cache slot, start, number of tokens, first packed token.
 SEGMENT = np.dtype((np.int64, 4))
 # ``TreeToken`` of ``attention.h``; ``ancestors`` is 0 for a token in no tree.
@@ -327,6 +341,7 @@ _CALLS = (
         PackCall,
         PackIntegersCall,
         Penalties,
+        RecurrenceCall,
         Sampling,
         ScoreCall,
         Softmax,
@@ -347,6 +362,7 @@ def structure_sizes() -> dict[str, int]:
         "PackedKind": PACKED_KIND.itemsize,
         "BlockKind": BLOCK_KIND.itemsize,
         "PackedSection": PACKED_SECTION.itemsize,
+        "RecurrenceSegment": RECURRENCE_SEGMENT.itemsize,
         "Segment": SEGMENT.itemsize,
         "TreeToken": TREE_TOKEN.itemsize,
     }

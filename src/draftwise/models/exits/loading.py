@@ -137,6 +137,10 @@ def _check_parts(model: ExitModel, target: PackedModel, role: str) -> None:
         UnsupportedModelError: they differ by more than rounding.
     """
     family = target.family
+    if target.recurrent:
+        raise UnsupportedModelError(
+            role, f"no exits in {family} models, whose recurrent layers are computed together"
+        )
     length = min(_PROBE_LENGTH, len(target.embedding))
     tokens = list(range(length))
     cache = target.new_cache(2, length)

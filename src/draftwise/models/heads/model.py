@@ -13,6 +13,7 @@ from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.fast_path import SlowPath
 from draftwise.models.heads.eagle_forward import EagleForward
 from draftwise.models.heads.forward import HeadForward, HeadOutput
+from draftwise.models.heads.mtp_forward import MtpForward, MtpSpec
 from draftwise.models.heads.spec import EagleSpec
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
@@ -24,6 +25,7 @@ from draftwise.models.static_steps import StepMode
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
+_MTP_NO_KERNELS = "it is a layer of its target, which transformers' modules compute"
 _NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"
 
 
@@ -41,7 +43,7 @@ class HeadModel(PackedModel):
 
     def __init__(
         self,
-        spec: DecoderSpec | EagleSpec,
+        spec: DecoderSpec | EagleSpec | MtpSpec,
         layers: list[LayerShape],
         state_layers: tuple[int, ...],
         target_ids: Tensor,
@@ -59,17 +61,23 @@ class HeadModel(PackedModel):
         Raises:
             UnsupportedModelError: the target's final norm is not found.
         """
-        embedding = spec.embedding.weight.detach()
+        embedding = spec.embedding
+        if not isinstance(embedding, Tensor):
+            embedding = embedding.weight.detach()
         self.state_layers = state_layers
         self.target_ids: Tensor | None = target_ids.to(embedding.device)
         if torch.equal(target_ids, torch.arange(target.vocab_size)):
             self.target_ids = None
         self.native_head: NativeHead | None = None
-        self._head_forward: HeadForward | EagleForward | None = None
-        if isinstance(spec, EagleSpec):
+        self._head_forward: HeadForward | EagleForward | MtpForward | None = None
+        if isinstance(spec, MtpSpec):
+            self.state_size = spec.hidden_size
+            self._head_forward = MtpForward(spec)
+            reason: str | None = _MTP_NO_KERNELS
+        elif isinstance(spec, EagleSpec):
             self.state_size = spec.hidden_size
             self._head_forward = EagleForward(spec, target.final_norm(), target.projection())
-            reason: str | None = _NO_KERNELS
+            reason = _NO_KERNELS
         else:
             assert spec.state_input is not None
             self.state_size = spec.state_input.projection.in_features

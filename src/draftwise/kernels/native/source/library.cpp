@@ -11,6 +11,7 @@
 #include "drafting.h"
 #include "narrow.h"
 #include "packed_product.h"
+#include "recurrence.h"
 #include "sampling.h"
 #include "suffix.h"
 #include "threads.h"
@@ -54,6 +55,8 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(BlockKind),
         SIZE_OF(PackedSection),
         SIZE_OF(Penalties),
+        SIZE_OF(RecurrenceCall),
+        SIZE_OF(RecurrenceSegment),
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
         SIZE_OF(Softmax),
@@ -238,6 +241,11 @@ DRAFTWISE_EXPORT void draftwise_count_exponents(const uint16_t *numbers, int64_t
 DRAFTWISE_EXPORT void draftwise_compress(const uint16_t *numbers, int64_t size,
                                          const uint8_t *codes, char *to, uint64_t *exceptions) {
     compress((const BFloat16 *)numbers, size, codes, to, exceptions);
+}
+
+// Computes the tokens of a pass in a layer with a recurrent state.
+DRAFTWISE_EXPORT void draftwise_recur(const RecurrenceCall *call, const Threads *threads) {
+    run_on_team(*threads, [&](Worker worker) { recur(*call, worker); });
 }
 
 // Finds continuations of texts after earlier occurrences of their last tokens.
