@@ -77,6 +77,37 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", _UNTIED),
     # Reshapes what attention gives it without a copy.
     "afmoe": ("AfmoeConfig", {"head_dim": 8, "num_experts": 9, "moe_intermediate_size": 8}),
+    # Layers with a recurrence: the delta rule, Mamba-2, convolutions.
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {
+            "head_dim": 8,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 6,
+            **_UNTIED,
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 2,
+            "shared_intermediate_size": 24,
+            "num_local_experts": 0,
+            **_UNTIED,
+        },
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {"layer_types": ["conv", "full_attention"], "block_ff_dim": 24, **_UNTIED},
+    ),
     # Keys and values of different sizes.
     "deepseek_v3": (
         "DeepseekV3Config",

@@ -180,8 +180,7 @@ class CachedHead(CachedModel):
             cache_slot: the cache slot.
             length: number of entries.
         """
-        self.cache.truncate(cache_slot, 0)
-        self.cache.advance(cache_slot, length)
+        self.cache.assume(cache_slot, length)
         rows = torch.zeros(1, self.head.state_size, dtype=self.head.dtype, device=self.device)
         self._pending[cache_slot].restart(length)
         self._pending[cache_slot].append(StateRows(length, rows, 0, 1))

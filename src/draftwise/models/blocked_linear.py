@@ -42,6 +42,10 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
+# Linear layers whose weights other modules multiply with: the step sizes of Mamba.
+_READ_BY_PARENT = frozenset({"dt_proj"})
+
+
 class BlockedLinear(nn.Module):
     """``nn.Linear`` for inference on the CPU, with its weight in oneDNN's layout.
 
@@ -96,6 +100,8 @@ def block_linear_layers(model: nn.Module) -> int:
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            if name in _READ_BY_PARENT:
+                continue
             if type(child) is nn.Linear:
                 blocked = BlockedLinear(child.weight, child.bias)
             elif type(child) is Conv1D:

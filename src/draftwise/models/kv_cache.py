@@ -248,6 +248,13 @@ class KVCache:
         self.lengths[cache_slot] = length
         self._written[cache_slot] = max(self._written[cache_slot], length)
 
+    def assume(self, cache_slot: int, length: int) -> None:
+        """Prepare a measurement: the first ``length`` tokens of a cache slot count as written."""
+        self.lengths[cache_slot] = 0
+        if self.recurrent is not None:
+            self.recurrent.restored(cache_slot, length)
+        self.advance(cache_slot, length)
+
     def begin_pass(self, segments: Iterable[tuple[int, int, int]]) -> None:
         """Record what a pass is about to write to rings, as an exception may come before its end.
 

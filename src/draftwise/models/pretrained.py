@@ -51,7 +51,7 @@ class PretrainedModel(PackedModel):
             is_native = why_slow is None and ids.device.type == "cpu"
             part = copied or FloatCopy(model, ids)
             check_structure(checks, part, shapes, is_native, max_model_len)
-        vocab_size: int = checks.model.get_output_embeddings().out_features
+        vocab_size = checks.vocab_size
         embedding = checks.embedding.weight.detach()
         rows = stored_rows(checks.embedding)
         native = native_pass(model)

@@ -73,6 +73,21 @@ class Checks:
         size: int = getattr(text, "hidden_size", self.embedding.weight.shape[1])
         return size
 
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits.
+
+        Raises:
+            UnsupportedModelError: the model has no projection to the vocabulary.
+        """
+        head = self.model.get_output_embeddings()
+        if head is None:
+            raise UnsupportedModelError(
+                self.role, f"{self.family} has no projection to the vocabulary that is known"
+            )
+        size: int = head.out_features
+        return size
+
     @contextmanager
     def _refusing(self, what: str) -> Iterator[None]:
         """Turn any exception of the model's own code into an ``UnsupportedModelError``."""

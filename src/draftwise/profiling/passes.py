@@ -302,8 +302,7 @@ class PassTimer:
             if self._head is not None and stage is Stage.DRAFT:
                 self._head.assume_read(cache_slot, context - 1)
                 continue
-            cache.truncate(cache_slot, 0)
-            cache.advance(cache_slot, context)
+            cache.assume(cache_slot, context)
 
     def _fill(
         self, cache: KVCache, model: LoadedModel, cache_slot: int, start: int, end: int

@@ -270,6 +270,14 @@ def _gemma_block(
     return original(module, *arguments, **{**options, "use_cache": False})
 
 
+def _shared_attention(
+    recurrence: Recurrence, original: Any, module: Any, *arguments: Any, **options: Any
+) -> Any:
+    """Zamba's attention, whose modules are shared by layers that name themselves."""
+    module.layer_idx = options["layer_idx"] if "layer_idx" in options else arguments[1]
+    return original(module, *arguments, **options)
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _convolution,
     "torch_chunk_gated_delta_rule": _delta_rule,
@@ -280,6 +288,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # Methods of classes that call no such function.
 _METHODS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "MiniMaxLightningAttention": ("forward", _lightning),
+    "ZambaAttention": ("forward", _shared_attention),
+    "Zamba2Attention": ("forward", _shared_attention),
     "RecurrentGemmaRglru": ("_rnn_scan", _gated_unit),
     "RecurrentGemmaRecurrentBlock": ("forward", _gemma_block),
 }

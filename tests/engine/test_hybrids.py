@@ -1,0 +1,242 @@
+"""Targets and drafts with recurrent layers: the same texts however they are computed."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from draftwise import LLM, SamplingParams
+from draftwise.errors import InvalidParameterError
+from draftwise.models import prefix_store
+from draftwise.models.prefix_store import BLOCK_SIZE
+from draftwise.models.recurrent.cache import RecurrentCache
+
+from ..stand_ins import unguarded
+from ..tiny_models import Recipe
+from .test_lossless import NOT_UNLIKELY, Case, assert_texts_follow_the_target
+
+FAMILIES = ["qwen3_5", "granitemoehybrid", "lfm2"]
+CONTEXT = 256
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+def recipe(family, **changes):
+    return Recipe(family, vocab=32, context=CONTEXT, seed=3, **changes)
+
+
+def prompts(count, seed=0):
+    """Prompts that begin alike, of lengths around those of chunks and blocks."""
+    numbers = random.Random(seed)
+    start = [numbers.randrange(32) for _ in range(70)]
+    lengths = [1, 15, 16, 17, 33, 48, 63, 64, 65, 70]
+    return [
+        [*start[: lengths[index % len(lengths)]], index % 32, index // 32 % 32]
+        for index in range(count)
+    ]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def load(models, family):
+    def loaded(speculation=None, **settings):
+        return LLM(
+            models.folder(recipe(family)),
+            speculation,
+            dtype="float32",
+            **{"max_batch_size": 4, **settings},
+        )
+
+    return loaded
+
+
+def texts(llm, asked=None, params=GREEDY):
+    outputs = llm.generate(asked or prompts(20), params)
+    assert all(output.error is None for output in outputs)
+    return [output.token_ids for output in outputs]
+
+
+def test_prompts_in_chunks_of_any_size(load):
+    expected = texts(load(max_batch_size=1, enable_prefix_caching=False))
+    for size in (1, 63, 64, 65):
+        assert texts(load(max_chunk_tokens=size)) == expected
+
+
+@pytest.mark.parametrize("policy", ["fixed", "svip", "adaptive"])
+@pytest.mark.parametrize("draft", ["suffix", "model", "hybrid"])
+def test_drafts_do_not_change_texts(load, models, family, draft, policy):
+    names = {
+        "suffix": "suffix",
+        "model": models.folder(Recipe("llama", 32, CONTEXT)),
+        "hybrid": models.folder(recipe(family).draft(0.1)),
+    }
+    settings = {"policy": policy, "num_speculative_tokens": 4}
+    if policy == "adaptive":
+        settings["policy"] = "fixed" if draft == "suffix" else policy
+    speculation = unguarded(names[draft], **settings)
+    expected = texts(load())
+    llm = load(speculation)
+    assert texts(llm) == expected
+    assert texts(llm, prompts(20)[::-1]) == expected[::-1]
+
+
+def test_stored_prefixes_do_not_change_texts(load, models, family):
+    speculation = unguarded(
+        models.folder(recipe(family).draft(0.1)), policy="fixed", num_speculative_tokens=3
+    )
+    expected = texts(load(enable_prefix_caching=False))
+    llm = load(speculation)
+    assert texts(llm) == expected
+    before = llm.engine.prefix_stats.num_hits
+    assert texts(llm) == expected
+    stats = llm.engine.prefix_stats
+    assert stats.num_hits - before >= 0.6 * sum(map(len, prompts(20)))
+
+
+def test_a_conversation_continues_from_its_answer(load):
+    llm, fresh = load(), load(enable_prefix_caching=False)
+    text = prompts(1)[0] * 8
+    for turn in range(4):
+        (answer,) = texts(llm, [text])
+        assert [answer] == texts(fresh, [text])
+        before = llm.engine.prefix_stats.num_hits
+        text = [*text, *answer, turn, 3]
+        texts(llm, [text])
+        hits = llm.engine.prefix_stats.num_hits - before
+        assert hits >= len(text) - 2 - len(answer) - BLOCK_SIZE
+    assert hits % BLOCK_SIZE == 0
+
+
+def test_few_stored_states_are_replaced(load, monkeypatch):
+    monkeypatch.setattr("draftwise.engine.assembly._STATES_PER_REQUEST", 1)
+    expected = texts(load(enable_prefix_caching=False))
+    llm = load(max_batch_size=2)
+    for _ in range(3):
+        assert texts(llm) == expected
+
+
+def test_a_state_of_a_draft_in_a_snapshot_is_noticed(load, monkeypatch):
+    """Prefixes would continue from states that rejected tokens have changed."""
+    wrong = prefix_store.Snapshots.take
+
+    def take(self, place, cache_slot, position):
+        wrong(self, place, cache_slot, position)
+        for states in self._states:
+            states[place] += 0.5
+        for inputs in self._inputs:
+            inputs[place] += 0.5
+
+    expected = texts(load(enable_prefix_caching=False))
+    monkeypatch.setattr(prefix_store.Snapshots, "take", take)
+    llm = load()
+    texts(llm)
+    assert texts(llm) != expected
+
+
+def test_interrupted_steps_are_repeated(load, monkeypatch):
+    expected = texts(load(enable_prefix_caching=False))
+    speculation = unguarded("suffix", policy="fixed", num_speculative_tokens=4)
+    llm = load(speculation)
+    plan, calls = RecurrentCache.plan, 0
+
+    def interrupted(self, *arguments):
+        nonlocal calls
+        calls += 1
+        if calls % 7 == 3:
+            raise KeyboardInterrupt
+        return plan(self, *arguments)
+
+    engine = llm.engine
+    requests = [engine.add(None, prompt, GREEDY) for prompt in prompts(20)]
+    monkeypatch.setattr(RecurrentCache, "plan", interrupted)
+    while engine.num_unfinished:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            continue
+    assert [request.output().token_ids for request in requests] == expected
+
+
+def test_many_requests_with_cancellations_leave_no_trace(load):
+    expected = texts(load(enable_prefix_caching=False), prompts(200))
+    engine = load(unguarded("suffix", policy="fixed", num_speculative_tokens=3)).engine
+    numbers, requests = random.Random(5), []
+    waiting = list(enumerate(prompts(200)))
+    while waiting or engine.num_unfinished:
+        for _ in range(min(len(waiting), numbers.randrange(3))):
+            index, prompt = waiting.pop(0)
+            requests.append((index, engine.add(None, prompt, GREEDY)))
+        engine.step()
+        running = [each for _, each in requests if each.finish_reason is None]
+        if running and numbers.random() < 0.05:
+            engine.cancel(numbers.choice(running))
+    for index, request in requests:
+        said = request.output().token_ids
+        assert said == expected[index][: len(said)]
+
+
+def test_token_trees_are_refused(load, models):
+    speculation = unguarded(
+        models.folder(Recipe("llama", 32, CONTEXT)), policy="eagle2", tree_width=2
+    )
+    with pytest.raises(InvalidParameterError, match="recurrent layers") as caught:
+        load(speculation)
+    assert caught.value.field == "tree_width"
+
+
+def test_exits_are_refused(load):
+    """Their layers are computed apart, and a pass computes all recurrences in order."""
+    with pytest.raises(Exception, match="recurrent layers are computed together"):
+        load({"draft": "target:exit=1", "policy": "fixed"})
+
+
+@dataclass(frozen=True)
+class HybridCase(Case):
+    family: str = "qwen3_5"
+
+    def __str__(self):
+        return f"{self.family}-{super().__str__()}"
+
+    @property
+    def recipe(self):
+        return Recipe(self.family, vocab=self.vocab, seed=3)
+
+
+CASES = [
+    HybridCase("fixed", "block", 3, num_requests=8000),
+    HybridCase("fixed", "token", 2, num_requests=8000, family="granitemoehybrid"),
+    HybridCase("svip", "block", 3, num_requests=6000, family="lfm2"),
+    HybridCase("adaptive", "block", 3, num_requests=6000),
+    HybridCase("sv", "block", 3, num_requests=6000),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_texts_follow_the_target(models, case):
+    assert_texts_follow_the_target(models, case)
+
+
+@pytest.mark.slow
+def test_texts_after_a_shared_prefix_follow_the_target(models):
+    """All requests but the first continue from stored states."""
+    prompt = [1, 2, 3, 0] * 9
+    own = Recipe("qwen3_5", vocab=8, seed=3)
+    llm = LLM(
+        models.folder(own),
+        unguarded(models.folder(own.draft(0.1)), policy="fixed", num_speculative_tokens=3),
+        dtype="float32",
+        max_batch_size=256,
+    )
+    params = [SamplingParams(max_tokens=4, seed=seed) for seed in range(8000)]
+    case = HybridCase("fixed", "block", 3, settings=((prompt, SamplingParams()),))
+    engine = llm.engine
+    requests = [engine.add(None, prompt, each) for each in params]
+    while engine.num_unfinished:
+        engine.step()
+    assert engine.prefix_stats.num_hits > 7000 * 32
+    for p_value in case.p_values(models, case.first_tokens(requests)):
+        assert p_value > NOT_UNLIKELY
