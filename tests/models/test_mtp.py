@@ -1,4 +1,4 @@
-"""Drafts of MTP layers are refused, with what the files of the target say of them."""
+"""Drafts of a target's MTP layer, compared with transformers' own, and refused without one."""
 
 import json
 import shutil
@@ -7,22 +7,61 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
-from draftwise import LLM
+from draftwise import LLM, SamplingParams
 from draftwise.checkpoints import mtp, source
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
+from draftwise.models.segment import Segment
 
 from ..stand_ins import unguarded
-from ..tiny_models import edit_config
+from ..tiny_models import Recipe, edit_config
 
-REASON = "Draftwise does not run MTP layers yet; use 'suffix', a draft model or an EAGLE-3 head"
+INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head"
+# Where the checkpoints of families have what transformers calls by other names.
+QWEN = {
+    "enorm.": "mtp.pre_fc_norm_embedding.",
+    "hnorm.": "mtp.pre_fc_norm_hidden.",
+    "eh_proj.": "mtp.fc.",
+    "post_norm.": "mtp.norm.",
+    "mtp_block.": "mtp.layers.0.",
+}
+GLM = {
+    "enorm.": "model.layers.2.enorm.",
+    "hnorm.": "model.layers.2.hnorm.",
+    "eh_proj.": "model.layers.2.eh_proj.",
+    "post_norm.": "model.layers.2.shared_head.norm.",
+    "mtp_block.": "model.layers.2.",
+}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "head_dim": 8,
+}
+# transformers takes the norms of the last layer, which is one of attention in these families.
+LAYERS = ["linear_attention", "linear_attention", "full_attention"]
+# Family, settings, how its configuration counts, and the names in its checkpoint.
+CASES = {
+    "qwen3_5": (
+        Recipe("qwen3_5", 32, 256, seed=3, config={"layer_types": LAYERS}),
+        "mtp_num_hidden_layers",
+        QWEN,
+    ),
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
 
 def refused(target, speculation=None):
     with pytest.raises(UnsupportedModelError) as caught:
-        LLM(str(target), speculation or {"method": "mtp"}, dtype="float32")
+        LLM(str(target), speculation or {"draft": "mtp"}, dtype="float32")
     assert caught.value.field == "draft"
-    assert REASON in caught.value.message
     return caught.value.message
 
 
@@ -31,27 +70,128 @@ def add_tensor(folder, name):
     save_file({**load_file(file), name: torch.zeros(2)}, file, {"format": "pt"})
 
 
-def test_all_names_are_refused(llama):
+def complete(config):
+    text = config.get_text_config()
+    text.num_mtp_layers = 1
+    if getattr(text, "layer_types", None):
+        text.mtp_layer_types = ["full_attention"]
+
+
+@pytest.fixture(params=CASES)
+def with_layer(request, models, tmp_path):
+    """A folder of a target with an MTP layer, and both as transformers computes them."""
+    recipe, count, names = CASES[request.param]
+    folder = Path(shutil.copytree(models.folder(recipe), tmp_path / "target"))
+    edit_config(folder, **{count: 1})
+    main = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    complete(main.config)
+    layer = MtpModel(main, 1).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in layer.layers.named_parameters():
+        scale = 0.1 if "norm" in name else 0.3
+        parameter.data += scale * torch.randn(parameter.shape, generator=generator)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in layer.layers[0].state_dict().items():
+        begin = next(each for each in names if name.startswith(each))
+        tensors[names[begin] + name.removeprefix(begin)] = tensor.contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder, main, layer
+
+
+@torch.inference_mode()
+def expected_logits(main, layer, tokens):
+    """``[tokens - 1, vocab]`` of the token after each but the first, with no cache."""
+    ids = torch.tensor([tokens])
+    states = main(ids, output_hidden_states=True).hidden_states[-1][:, :-1]
+    positions = torch.arange(1, len(tokens)).unsqueeze(0)
+    cache = MtpCache(config=main.config.get_mtp_config())
+    hidden = layer.forward_layer(0, states, positions, cache, input_ids=ids[:, 1:])
+    return main.lm_head(hidden)[0]
+
+
+def test_logits_are_those_of_transformers(with_layer):
+    folder, main, layer = with_layer
+    llm = LLM(folder, unguarded("mtp", policy="fixed"), dtype="float32")
+    tokens = [5, 3, 9, 9, 1, 30, 2, 7, 11, 4]
+    target, head = llm.target.model, llm.draft.model
+    with torch.inference_mode():
+        ids = torch.tensor([tokens])
+        # The layer before the final norm, whose output transformers returns.
+        states = []
+        hook = main.model.norm.register_forward_pre_hook(lambda _, args: states.append(args[0]))
+        main(ids)
+        hook.remove()
+        cache = head.new_cache(1, 16)
+        rows = range(len(tokens) - 1)
+        segments = [Segment(0, 0, len(tokens) - 1)]
+        output = head.read(cache, tokens[1:], segments, rows, states[0][0, :-1])
+    expected = expected_logits(main, layer, tokens)
+    assert target.vocab_size == expected.shape[1]
+    assert (output.logits - expected).abs().max() < 1e-4 * expected.std()
+
+
+def test_drafts_do_not_change_texts(with_layer):
+    folder, *_ = with_layer
+    prompts = [[(7 * index + place) % 32 for place in range(1 + 5 * index)] for index in range(8)]
+    plain = LLM(folder, dtype="float32", max_batch_size=4)
+    expected = [output.token_ids for output in plain.generate(prompts, GREEDY)]
+    for draft in ("mtp", "qwen3_next_mtp", ["suffix", "mtp"]):
+        for policy in ("fixed", "svip", "adaptive"):
+            speculation = unguarded(draft, policy=policy, num_speculative_tokens=3)
+            llm = LLM(folder, speculation, dtype="float32", max_batch_size=4)
+            for _ in range(2):  # the second time with stored prefixes
+                outputs = llm.generate(prompts, GREEDY)
+                assert [output.token_ids for output in outputs] == expected
+            assert policy == "adaptive" or any(each.speculation.num_drafted for each in outputs)
+
+
+def test_drafts_after_partial_acceptance_are_those_of_a_computation_without_cache(with_layer):
+    """The first drafted token of each step is the layer's choice, given the true states."""
+    folder, main, layer = with_layer
+    speculation = unguarded("mtp", policy="fixed", num_speculative_tokens=3)
+    llm = LLM(folder, speculation, dtype="float32", max_batch_size=1)
+    engine, drafted = llm.engine, []
+    propose = engine.pipeline.propose
+
+    def recorded(batch):
+        draft = propose(batch)
+        if batch.generating:
+            drafted.append((list(batch.generating[0].tokens), draft.tokens[0].tolist()))
+        return draft
+
+    engine.pipeline.propose = recorded
+    request = engine.add(None, [4, 8, 15, 16, 23], GREEDY)
+    while engine.num_unfinished:
+        engine.step()
+    stats = request.output().speculation
+    assert 0 < stats.num_accepted < stats.num_drafted
+    compared = 0
+    for tokens, draft in drafted:
+        if len(tokens) > 5 and draft:
+            assert draft[0] == int(expected_logits(main, layer, tokens)[-1].argmax())
+            compared += 1
+    assert compared > 5
+
+
+def test_all_names_are_refused_without_a_layer(llama):
     for speculation in [
         {"draft": "mtp"},
         {"draft": ["suffix", "mtp"]},
         {"draft": "qwen3_next_mtp"},
-        {"method": "mtp", "num_speculative_tokens": 2},
         {"method": "deepseek_mtp"},
-        {"method": "mtp", "model": "someone/assistant"},
         unguarded("mtp"),
     ]:
-        assert f"MTP layers of the target: {str(llama)!r} has none" in refused(llama, speculation)
+        message = refused(llama, speculation)
+        assert f"an MTP layer of the target: {str(llama)!r} has none" in message
+        assert INSTEAD in message
 
 
-def test_what_the_target_has(llama, tmp_path):
+def test_a_layer_that_cannot_be_read_is_refused(llama, tmp_path):
     for settings, tensor, clause in [
         ({}, "mtp.fc.weight", "has some"),
-        ({"num_nextn_predict_layers": 1}, "model.layers.2.eh_proj.weight", "has 1"),
-        ({"mtp_num_hidden_layers": 2}, "mtp.layers.0.mlp.up_proj.weight", "has 2"),
-        ({"text_config": {"mtp_num_hidden_layers": 1}}, "model.mtp.layers.0.enorm.weight", "has 1"),
+        ({"num_nextn_predict_layers": 1}, "model.layers.2.eh_proj.weight", "cannot be loaded"),
+        ({"mtp_num_hidden_layers": 2}, "mtp.layers.0.mlp.up_proj.weight", "has 2 MTP layers"),
         ({"num_nextn_predict_layers": 0}, "other.weight", "has none"),
-        ({"num_nextn_predict_layers": 1}, "other.weight", "counts 1, but its files do not contain"),
     ]:
         folder = Path(shutil.copytree(llama, tmp_path / tensor, dirs_exist_ok=True))
         edit_config(folder, **settings)
@@ -66,30 +206,22 @@ def test_a_damaged_configuration_counts_none(llama):
 
 def test_files_of_the_hub_are_not_downloaded(monkeypatch, tmp_path):
     """Only the configuration is, which counts the layers."""
-    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 3}))
+    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 0}))
     monkeypatch.setattr(source, "find_on_hub", lambda name, role: name)
     monkeypatch.setattr(mtp, "hf_hub_download", lambda name, file: str(tmp_path / file))
-    assert "the configuration of 'someone/target' counts 3, and Draftwise" in refused(
-        "someone/target"
-    )
-
-    def offline(name, file):
-        raise ConnectionError
-
-    monkeypatch.setattr(mtp, "hf_hub_download", offline)
-    assert "it is not known whether 'someone/target' has any" in refused("someone/target")
-    assert "it is not known whether 'a.gguf' has any" in refused("a.gguf")
+    assert "'someone/target' has none" in refused("someone/target")
 
 
-def test_a_target_that_does_not_exist():
-    with pytest.raises(ModelNotFoundError, match="target: there is no folder"):
-        LLM("/no/such/folder", {"method": "mtp"})
+def test_a_target_that_does_not_exist_is_named():
+    with pytest.raises(ModelNotFoundError) as caught:
+        LLM("./no-such-target", {"draft": "mtp"})
+    assert caught.value.field == "target"
 
 
 def test_other_settings_on_a_loaded_target(llama):
     llm = LLM(str(llama), {"method": "ngram"}, dtype="float32")
-    with pytest.raises(UnsupportedModelError, match="has none, and Draftwise does not run"):
-        llm.with_speculation({"method": "mtp"})
+    with pytest.raises(UnsupportedModelError, match="has none"):
+        llm.with_speculation({"draft": "mtp"})
 
 
 def test_a_folder_may_have_the_name(llama, monkeypatch):

@@ -11,7 +11,7 @@ from draftwise.checkpoints.fingerprint import tensors_fingerprint
 from draftwise.checkpoints.mtp import no_mtp
 from draftwise.checkpoints.support import ATTENTION_NAME, own_failure
 from draftwise.core.formats import MTP_METHOD
-from draftwise.errors import UnsupportedModelError
+from draftwise.errors import DraftwiseError, UnsupportedModelError
 from draftwise.models.attention_interface import ShapeProbe, following
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.mtp_forward import MtpSpec
@@ -41,7 +41,7 @@ def load_mtp(target: LoadedModel, name: str) -> LoadedModel:
     model: Any = target.model
     if not isinstance(model, PretrainedModel):
         raise no_mtp(name)
-    module = model.module
+    module: Any = model.module
     text = module.config.get_text_config()
     count = next((each for each in (getattr(text, key, 0) for key in _COUNTS) if each), 0)
     if not count:
@@ -105,15 +105,22 @@ def _layers(spec: MtpSpec, target: LoadedModel) -> list[LayerShape]:
     embedded = spec.embedding[:2].unsqueeze(0)
     positions = torch.arange(2, device=embedded.device).unsqueeze(0)
     angles = None if spec.rotary is None else spec.rotary(embedded, position_ids=positions)
-    with torch.inference_mode(), following(probe):
-        spec.layer(
-            embedded,
-            torch.zeros_like(embedded),
-            position_embeddings=angles,
-            attention_mask=None,
-            position_ids=positions,
-            past_key_values=None,
-        )
+    try:
+        with torch.inference_mode(), following(probe):
+            spec.layer(
+                embedded,
+                torch.zeros_like(embedded),
+                position_embeddings=angles,
+                attention_mask=None,
+                position_ids=positions,
+                past_key_values=None,
+            )
+    except DraftwiseError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            _ROLE, f"the MTP layer cannot be computed: {own_failure(error)}"
+        ) from error
     if list(probe.layers) != [0] or probe.recurrent.shapes:
         raise UnsupportedModelError(_ROLE, "the MTP layer is not one of attention")
     return [probe.layers[0]]

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.kernels.native.structures import RECURRENCE_SEGMENT
 from draftwise.models.host_memory import host_zeros
 from draftwise.models.recurrent.shapes import RecurrentShapes
 
@@ -96,12 +95,12 @@ class RecurrentCache:
             segments: cache slot, start and number of tokens of each request.
 
         Returns:
-            ``[segments]`` of ``RECURRENCE_SEGMENT``.
+            ``[segments, 4]`` as in ``RecurrenceSegment``: slot, start, count, new base.
 
         Raises:
             ValueError: the rows do not reach from the base to a segment's start.
         """
-        planned = np.empty(len(segments), RECURRENCE_SEGMENT)
+        planned = np.empty((len(segments), 4), np.int64)
         for at, (slot, start, count) in enumerate(segments):
             base, end = int(self.bases[index, slot]), start + count
             if not base <= start <= base + MAX_ROWS:

@@ -60,13 +60,13 @@ class RecurrentPass:
             ``[tokens, heads, values]`` float32.
         """
         index, self._num_states = self._num_states, self._num_states + 1
-        numbers = [each.float().contiguous() for each in (decay, key, query)]
+        decay, key, query = (each.float().contiguous() for each in (decay, key, query))
         # The kernel overwrites the values with the updates.
         value = value.float().clone(memory_format=torch.contiguous_format)
         beta = None if beta is None else beta.float().contiguous()
         planned = self.cache.plan(index, self.segments)
         compute = _recur_natively if _has_kernel(value, key.shape[2]) else _recur
-        return compute(self.cache, index, planned, *numbers, value, beta)
+        return compute(self.cache, index, planned, decay, key, query, value, beta)
 
     def convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the next causal convolution of the pass, each channel on its own.
