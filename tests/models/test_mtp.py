@@ -28,32 +28,24 @@ QWEN = {
     "post_norm.": "mtp.norm.",
     "mtp_block.": "mtp.layers.0.",
 }
-GLM = {
+DEEPSEEK = {
     "enorm.": "model.layers.2.enorm.",
     "hnorm.": "model.layers.2.hnorm.",
     "eh_proj.": "model.layers.2.eh_proj.",
     "post_norm.": "model.layers.2.shared_head.norm.",
     "mtp_block.": "model.layers.2.",
 }
-EXPERTS = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 8,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "head_dim": 8,
-}
 # transformers takes the norms of the last layer, which is one of attention in these families.
 LAYERS = ["linear_attention", "linear_attention", "full_attention"]
 # Family, settings, how its configuration counts, and the names in its checkpoint.
 CASES = {
     "qwen3_5": (
-        Recipe("qwen3_5", 32, 256, seed=3, config={"layer_types": LAYERS}),
+        Recipe("qwen3_5", 8, 256, seed=3, config={"layer_types": LAYERS}),
         "mtp_num_hidden_layers",
         QWEN,
     ),
+    # With experts, and keys and values of different sizes.
+    "deepseek_v3": (Recipe("deepseek_v3", 8, 256, seed=3), "num_nextn_predict_layers", DEEPSEEK),
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
@@ -88,8 +80,9 @@ def with_layer(request, models, tmp_path):
     layer = MtpModel(main, 1).eval()
     generator = torch.Generator().manual_seed(1)
     for name, parameter in layer.layers.named_parameters():
-        scale = 0.1 if "norm" in name else 0.3
-        parameter.data += scale * torch.randn(parameter.shape, generator=generator)
+        noise = torch.randn(parameter.shape, generator=generator)
+        # Experts are not initialised.
+        parameter.data = parameter.data + 0.1 * noise if "norm" in name else 0.3 * noise
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in layer.layers[0].state_dict().items():
         begin = next(each for each in names if name.startswith(each))
@@ -112,7 +105,7 @@ def expected_logits(main, layer, tokens):
 def test_logits_are_those_of_transformers(with_layer):
     folder, main, layer = with_layer
     llm = LLM(folder, unguarded("mtp", policy="fixed"), dtype="float32")
-    tokens = [5, 3, 9, 9, 1, 30, 2, 7, 11, 4]
+    tokens = [5, 3, 6, 6, 1, 0, 2, 7, 1, 4]
     target, head = llm.target.model, llm.draft.model
     with torch.inference_mode():
         ids = torch.tensor([tokens])
@@ -132,7 +125,7 @@ def test_logits_are_those_of_transformers(with_layer):
 
 def test_drafts_do_not_change_texts(with_layer):
     folder, *_ = with_layer
-    prompts = [[(7 * index + place) % 32 for place in range(1 + 5 * index)] for index in range(8)]
+    prompts = [[(7 * index + place) % 8 for place in range(1 + 5 * index)] for index in range(8)]
     plain = LLM(folder, dtype="float32", max_batch_size=4)
     expected = [output.token_ids for output in plain.generate(prompts, GREEDY)]
     for draft in ("mtp", "qwen3_next_mtp", ["suffix", "mtp"]):
@@ -160,7 +153,7 @@ def test_drafts_after_partial_acceptance_are_those_of_a_computation_without_cach
         return draft
 
     engine.pipeline.propose = recorded
-    request = engine.add(None, [4, 8, 15, 16, 23], GREEDY)
+    request = engine.add(None, [4, 0, 7, 1, 6], GREEDY)
     while engine.num_unfinished:
         engine.step()
     stats = request.output().speculation

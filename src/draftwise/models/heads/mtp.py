@@ -51,6 +51,11 @@ def load_mtp(target: LoadedModel, name: str) -> LoadedModel:
             _ROLE, f"{name!r} has {count} MTP layers that follow each other; one is supported"
         )
     _complete(text)
+    # transformers knows where these layers are in the models that it was tested with. In families
+    # that count them as layers, they follow the others.
+    known = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    after = rf"^model\.layers\.{text.num_hidden_layers}\."
+    module._keys_to_ignore_on_load_unexpected = {*known, after}
     try:
         with torch.no_grad():
             loaded = MtpModel.from_pretrained(module)
