@@ -11,8 +11,12 @@ from draftwise.models import prefix_store
 from draftwise.models.prefix_store import BLOCK_SIZE
 from draftwise.models.recurrent.cache import RecurrentCache
 
+from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe
+from ..tiny_mtp import CASES as MTP_CASES
+from ..tiny_mtp import add_layer
+from .exact import exact_distribution
 from .test_lossless import NOT_UNLIKELY, Case, assert_texts_follow_the_target
 
 FAMILIES = ["qwen3_5", "granitemoehybrid", "lfm2"]
@@ -240,3 +244,30 @@ def test_texts_after_a_shared_prefix_follow_the_target(models):
     assert engine.prefix_stats.num_hits > 7000 * 32
     for p_value in case.p_values(models, case.first_tokens(requests)):
         assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draft", "policy", "verification"),
+    [("mtp", "fixed", "block"), ("mtp", "svip", "token"), (["suffix", "mtp"], "fixed", "block")],
+)
+def test_texts_drafted_by_an_mtp_layer_follow_the_target(
+    models, tmp_path, draft, policy, verification
+):
+    folder, *_ = add_layer("qwen3_5", models, tmp_path / "target")
+    speculation = unguarded(
+        draft, policy=policy, num_speculative_tokens=3, verification=verification
+    )
+    engine = LLM(folder, speculation, dtype="float32", max_batch_size=256).engine
+    case = HybridCase(policy, verification, 3, num_requests=8000)
+    requests = case.requests(engine, case.num_requests)
+    while engine.num_unfinished:
+        engine.step()
+    stats = [request.stats for request in requests]
+    assert 0 < sum(each.num_accepted for each in stats) < sum(each.num_drafted for each in stats)
+    recipe = MTP_CASES["qwen3_5"][0]
+    tokens = case.first_tokens(requests)
+    for (prompt, params), said in zip(case.settings, tokens, strict=True):
+        reference = models.reference(recipe)
+        expected = exact_distribution(reference, prompt, params, case.num_tokens).joint()
+        assert chi_square_p_value(sequence_counts(said, 8), expected) > NOT_UNLIKELY

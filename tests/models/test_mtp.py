@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
-from transformers.modeling_layers import MtpModel
 
 from draftwise import LLM, SamplingParams
 from draftwise.checkpoints import mtp, source
@@ -17,36 +15,10 @@ from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.models.segment import Segment
 
 from ..stand_ins import unguarded
-from ..tiny_models import Recipe, edit_config
+from ..tiny_models import edit_config
+from ..tiny_mtp import CASES, add_layer
 
 INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head"
-# Where the checkpoints of families have what transformers calls by other names.
-QWEN = {
-    "enorm.": "mtp.pre_fc_norm_embedding.",
-    "hnorm.": "mtp.pre_fc_norm_hidden.",
-    "eh_proj.": "mtp.fc.",
-    "post_norm.": "mtp.norm.",
-    "mtp_block.": "mtp.layers.0.",
-}
-DEEPSEEK = {
-    "enorm.": "model.layers.2.enorm.",
-    "hnorm.": "model.layers.2.hnorm.",
-    "eh_proj.": "model.layers.2.eh_proj.",
-    "post_norm.": "model.layers.2.shared_head.norm.",
-    "mtp_block.": "model.layers.2.",
-}
-# transformers takes the norms of the last layer, which is one of attention in these families.
-LAYERS = ["linear_attention", "linear_attention", "full_attention"]
-# Family, settings, how its configuration counts, and the names in its checkpoint.
-CASES = {
-    "qwen3_5": (
-        Recipe("qwen3_5", 8, 256, seed=3, config={"layer_types": LAYERS}),
-        "mtp_num_hidden_layers",
-        QWEN,
-    ),
-    # With experts, and keys and values of different sizes.
-    "deepseek_v3": (Recipe("deepseek_v3", 8, 256, seed=3), "num_nextn_predict_layers", DEEPSEEK),
-}
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
 
@@ -62,33 +34,10 @@ def add_tensor(folder, name):
     save_file({**load_file(file), name: torch.zeros(2)}, file, {"format": "pt"})
 
 
-def complete(config):
-    text = config.get_text_config()
-    text.num_mtp_layers = 1
-    if getattr(text, "layer_types", None):
-        text.mtp_layer_types = ["full_attention"]
-
-
 @pytest.fixture(params=CASES)
 def with_layer(request, models, tmp_path):
     """A folder of a target with an MTP layer, and both as transformers computes them."""
-    recipe, count, names = CASES[request.param]
-    folder = Path(shutil.copytree(models.folder(recipe), tmp_path / "target"))
-    edit_config(folder, **{count: 1})
-    main = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    complete(main.config)
-    layer = MtpModel(main, 1).eval()
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in layer.layers.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        # Experts are not initialised.
-        parameter.data = parameter.data + 0.1 * noise if "norm" in name else 0.3 * noise
-    tensors = load_file(folder / "model.safetensors")
-    for name, tensor in layer.layers[0].state_dict().items():
-        begin = next(each for each in names if name.startswith(each))
-        tensors[names[begin] + name.removeprefix(begin)] = tensor.contiguous()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder, main, layer
+    return add_layer(request.param, models, tmp_path / "target")
 
 
 @torch.inference_mode()

@@ -1,0 +1,72 @@
+"""Tiny targets with an MTP layer, in the layouts of checkpoints."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import MtpModel
+
+from .tiny_models import Recipe, edit_config
+
+# Where the checkpoints of families have what transformers calls by other names.
+QWEN = {
+    "enorm.": "mtp.pre_fc_norm_embedding.",
+    "hnorm.": "mtp.pre_fc_norm_hidden.",
+    "eh_proj.": "mtp.fc.",
+    "post_norm.": "mtp.norm.",
+    "mtp_block.": "mtp.layers.0.",
+}
+DEEPSEEK = {
+    "enorm.": "model.layers.2.enorm.",
+    "hnorm.": "model.layers.2.hnorm.",
+    "eh_proj.": "model.layers.2.eh_proj.",
+    "post_norm.": "model.layers.2.shared_head.norm.",
+    "mtp_block.": "model.layers.2.",
+}
+# transformers takes the norms of the last layer, which is one of attention in these families.
+LAYERS = ["linear_attention", "linear_attention", "full_attention"]
+# Family, settings, how its configuration counts, and the names in its checkpoint.
+CASES = {
+    "qwen3_5": (
+        Recipe("qwen3_5", 8, 256, seed=3, config={"layer_types": LAYERS}),
+        "mtp_num_hidden_layers",
+        QWEN,
+    ),
+    # With experts, and keys and values of different sizes.
+    "deepseek_v3": (Recipe("deepseek_v3", 8, 256, seed=3), "num_nextn_predict_layers", DEEPSEEK),
+}
+
+
+def add_layer(case, models, path):
+    """Copy a target and give it a random MTP layer.
+
+    Args:
+        case: key of ``CASES``.
+        models: the shelf of models.
+        path: the folder to write.
+
+    Returns:
+        The folder, and the target and its layer as transformers computes them.
+    """
+    recipe, count, names = CASES[case]
+    folder = Path(shutil.copytree(models.folder(recipe), path))
+    edit_config(folder, **{count: 1})
+    main = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = main.config.get_text_config()
+    text.num_mtp_layers = 1
+    if getattr(text, "layer_types", None):
+        text.mtp_layer_types = ["full_attention"]
+    layer = MtpModel(main, 1).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in layer.layers.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        # Experts are not initialised.
+        parameter.data = parameter.data + 0.1 * noise if "norm" in name else 0.3 * noise
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in layer.layers[0].state_dict().items():
+        begin = next(each for each in names if name.startswith(each))
+        tensors[names[begin] + name.removeprefix(begin)] = tensor.contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder, main, layer
