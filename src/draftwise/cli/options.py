@@ -26,7 +26,8 @@ TARGET_HELP = (
     "changes the target's distribution."
 )
 DRAFT_HELP = (
-    "Draft model; suffix to draft from the text itself; suffix,MODEL for both; none for no draft."
+    "Draft model; suffix to draft from the text itself; mtp for a layer of the target; "
+    "suffix,MODEL for both; none for no draft."
 )
 COMPANION_HELP = "Model that scores drafted tokens; draft:int8 is the quantised draft."
 
