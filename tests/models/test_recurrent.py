@@ -22,6 +22,7 @@ from draftwise.models.segment import Segment
 CPU = torch.device("cpu")
 LENGTH = 160
 WIDTH = 4
+CHANNELS = 32
 # A state of several vectors, and one whose columns are no whole vectors.
 STATES = [
     (StateShape(2, 16, 64), True),
@@ -45,7 +46,7 @@ class Inputs:
         self.value = normal(shape.heads, shape.values)
         self.query = normal(shape.heads, shape.keys)
         self.beta = torch.sigmoid(normal(shape.heads)) if has_delta else None
-        self.channels = normal(6)
+        self.channels = normal(CHANNELS)
 
     def at(self, positions):
         whole = (self.decay, self.key, self.value, self.query, self.beta)
@@ -56,10 +57,10 @@ class Layer:
     """A recurrence and a convolution with the states of several requests."""
 
     def __init__(self, shape, num_slots):
-        shapes = RecurrentShapes((shape,), (ConvolutionShape(6, WIDTH),))
+        shapes = RecurrentShapes((shape,), (ConvolutionShape(CHANNELS, WIDTH),))
         self.cache = RecurrentCache(shapes, num_slots, torch.float32, CPU)
-        self.weight = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(9))
-        self.bias = torch.randn(6, generator=torch.Generator().manual_seed(8))
+        self.weight = torch.randn(CHANNELS, WIDTH, generator=torch.Generator().manual_seed(9))
+        self.bias = torch.randn(CHANNELS, generator=torch.Generator().manual_seed(8))
 
     def run(self, segments, texts):
         """Outputs of each segment, by the texts of the slots: lists of (input, position)."""
@@ -201,10 +202,10 @@ def test_the_recurrence_is_that_of_its_definition(backend, shape, has_delta):
         state = state + torch.einsum("hk,hv->hkv", key, value)
         expected = torch.einsum("hkv,hk->hv", state, query)
         assert (out[at] - expected).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
-    weight = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(9))
-    bias = torch.randn(6, generator=torch.Generator().manual_seed(8))
+    weight = torch.randn(CHANNELS, WIDTH, generator=torch.Generator().manual_seed(9))
+    bias = torch.randn(CHANNELS, generator=torch.Generator().manual_seed(8))
     padded = torch.nn.functional.pad(text.channels[:40].T, (WIDTH - 1, 0))
-    expected = torch.nn.functional.conv1d(padded[None], weight[:, None], bias, groups=6)[0].T
+    expected = torch.nn.functional.conv1d(padded[None], weight[:, None], bias, groups=CHANNELS)[0].T
     assert torch.allclose(mixed, expected, atol=1e-5)
 
 

@@ -39,6 +39,7 @@ class NativeLibrary:
         accept_trees: the acceptance law of token trees.
         count_exponents: number of occurrences of each exponent in bfloat16 numbers.
         compress: lossless compression of bfloat16 to 12 bits.
+        convolve: a causal convolution of a pass.
         continuations: continuations of texts after earlier occurrences of their last tokens.
         describe_nodes: likely tokens at the nodes of token trees.
         distributions: softmax with temperature and filters.
@@ -106,6 +107,7 @@ class NativeLibrary:
             *(number, number, pointer, number),
             *(pointer, pointer, pointer),
         )
+        self.convolve = _function(library, "convolve", None, pointer, pointer)
         self.recur = _function(library, "recur", None, pointer, pointer)
         self.uniforms = _function(
             library, "uniforms", None, pointer, pointer, number, number, pointer, pointer

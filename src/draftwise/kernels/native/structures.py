@@ -286,6 +286,17 @@ class ExpandCall(ctypes.Structure):
     )
 
 
+class ConvolutionCall(ctypes.Structure):
+    """``ConvolutionCall`` of ``recurrence.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("ring", "inputs", "weight", "bias", "out")),
+        ("segments", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_segments", "width", "size", "channels")),
+        ("is_bfloat16", ctypes.c_int64),
+    )
+
+
 class RecurrenceCall(ctypes.Structure):
     """``RecurrenceCall`` of ``recurrence.h``."""
 
@@ -334,7 +345,8 @@ SEGMENT = np.dtype((np.int64, 4))
 TREE_TOKEN = np.dtype([("root", np.int64), ("position", np.int64), ("ancestors", np.uint64)])
 
 _CALLS = (
-    *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall),
+    *(AcceptanceCall, AttentionCall, ContinuationCall, ConvolutionCall, DecoderCache),
+    DecoderCall,
     *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, ExpandCall, GreedyCall, MatchSums),
     *(
         NodeCall,

@@ -72,11 +72,18 @@ class RecurrentCache:
             zeros(num_slots, each.width - 1 + MAX_ROWS, each.channels, dtype=dtype)
             for each in shapes.convolutions
         ]
+        self._taps: dict[int, Tensor] = {}
         self._final = [0] * num_slots
         self._written = [0] * num_slots
         self.bytes_per_slot = sum(
             each.num_bytes + _KEPT_ROWS * each.row_bytes for each in shapes.states
         ) + sum(ring[0].nbytes for ring in self.inputs)
+
+    def taps(self, index: int, weight: Tensor) -> Tensor:
+        """The weight of a convolution as ``[width, channels]`` float32, kept for later passes."""
+        if index not in self._taps:
+            self._taps[index] = weight.float().T.contiguous()
+        return self._taps[index]
 
     def begin_pass(self, segments: Iterable[tuple[int, int, int]]) -> None:
         """Record what a pass is about to write, as an exception may come before its end.

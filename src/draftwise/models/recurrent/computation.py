@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.kernels.native.library import library_for
-from draftwise.kernels.native.structures import RecurrenceCall
+from draftwise.kernels.native.structures import ConvolutionCall, RecurrenceCall
 from draftwise.models.recurrent.cache import MAX_ROWS, RecurrentCache
 from draftwise.models.recurrent.shapes import RecurrentShapes, StateShape
 from draftwise.models.segment import Segment
@@ -79,8 +79,31 @@ class RecurrentPass:
         Returns:
             ``[tokens, channels]`` float32.
         """
-        ring = self.cache.inputs[self._num_convolutions]
-        self._num_convolutions += 1
+        index, self._num_convolutions = self._num_convolutions, self._num_convolutions + 1
+        ring = self.cache.inputs[index]
+        library, is_bfloat16 = library_for(inputs.device), ring.dtype == torch.bfloat16
+        has_type = inputs.dtype == ring.dtype and ring.dtype in (torch.float32, torch.bfloat16)
+        if library is None or not has_type or inputs.shape[1] % library.lanes:
+            return self._convolve(ring, inputs, weight, bias)
+        inputs, out = inputs.contiguous(), torch.empty(inputs.shape)
+        taps = self.cache.taps(index, weight)
+        bias = None if bias is None else bias.float().contiguous()
+        segments = np.array([(*each, 0) for each in self.segments], np.int64)
+        call = ConvolutionCall(
+            *(each.data_ptr() for each in (ring, inputs, taps)),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            segments.ctypes.data,
+            *(len(segments), len(taps), ring.shape[1], inputs.shape[1], is_bfloat16),
+        )
+        threads = library.threads()
+        library.convolve(ctypes.byref(call), ctypes.byref(threads))
+        return out
+
+    def _convolve(
+        self, ring: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """The same in PyTorch's operations."""
         size, width = ring.shape[1], weight.shape[1]
         parts, first = [], 0
         for slot, start, count in self.segments:

@@ -36,6 +36,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(AcceptanceCall),
         SIZE_OF(AttentionCall),
         SIZE_OF(ContinuationCall),
+        SIZE_OF(ConvolutionCall),
         SIZE_OF(DecoderCache),
         SIZE_OF(DecoderCall),
         SIZE_OF(DecoderLayer),
@@ -246,6 +247,14 @@ DRAFTWISE_EXPORT void draftwise_compress(const uint16_t *numbers, int64_t size,
 // Computes the tokens of a pass in a layer with a recurrent state.
 DRAFTWISE_EXPORT void draftwise_recur(const RecurrenceCall *call, const Threads *threads) {
     run_on_team(*threads, [&](Worker worker) { recur(*call, worker); });
+}
+
+// Computes a causal convolution of a pass.
+DRAFTWISE_EXPORT void draftwise_convolve(const ConvolutionCall *call, const Threads *threads) {
+    run_on_team(*threads, [&](Worker worker) {
+        if (call->is_bfloat16) convolve<BFloat16>(*call, worker);
+        else convolve<float>(*call, worker);
+    });
 }
 
 // Finds continuations of texts after earlier occurrences of their last tokens.

@@ -15,6 +15,7 @@
 
 #pragma once
 
+#include "matrix.h"
 #include "threads.h"
 
 // Tokens of one request.
@@ -37,6 +38,19 @@ struct RecurrenceCall {
     int64_t num_segments, heads, num_keys, num_values;
     int64_t decay_size;              // 1, keys, or keys * values
     int64_t max_rows;
+};
+
+// Arguments of draftwise_convolve: a causal convolution of each channel. The newest inputs of a request
+// are in a ring, that of position p at p % size.
+struct ConvolutionCall {
+    void *ring;                  // [slots, size, channels]
+    const void *inputs;          // [tokens, channels], of the same type
+    const float *weight, *bias;  // [width, channels], the newest input last; [channels] or null
+    float *out;                  // [tokens, channels]
+    const RecurrenceSegment *segments;
+    int64_t num_segments, width, size;
+    int64_t channels;            // whole vectors
+    int64_t is_bfloat16;
 };
 
 namespace {
@@ -70,7 +84,7 @@ struct StateColumns {
     V numbers[MOST_STATE_KEYS][COUNT];
     int64_t num_keys, num_values, decay_size;
 
-    void read(const float *state) {
+    void read_state(const float *state) {
         for (int64_t i = 0; i < num_keys; ++i)
             for (int j = 0; j < COUNT; ++j)
                 load(state + i * num_values + j * WIDTH, &numbers[i][j]);
@@ -125,7 +139,7 @@ void recur_columns(const RecurrenceCall &call, const RecurrenceSegment &segment,
     float *state = call.states + ((segment.slot * heads + head) * keys) * values + column;
     static thread_local StateColumns<V, COUNT> columns;
     columns.num_keys = keys, columns.num_values = values, columns.decay_size = call.decay_size;
-    columns.read(state);
+    columns.read_state(state);
     for (int64_t position = base; position < end; ++position) {
         if (position == segment.base && segment.base > base) columns.write(state);
         V update[COUNT];
@@ -204,6 +218,41 @@ INLINE void recur(const RecurrenceCall &call, const Worker &worker) {
     token = 0;
     for (segment = 0; segment < call.num_segments; token += call.segments[segment++].count)
         if (segment % worker.count == worker.index) keep_rows(call, call.segments[segment], token);
+}
+
+// Computes a thread's channels of all tokens, and keeps their inputs.
+template <class T>
+INLINE void convolve(const ConvolutionCall &call, const Worker &worker) {
+    const int64_t channels = call.channels, blocks = channels / LANES;
+    const int64_t first = worker.first(blocks) * LANES, end = worker.end(blocks) * LANES;
+    const T *inputs = (const T *)call.inputs;
+    float *out = call.out;
+    for (int64_t at = 0; at < call.num_segments; ++at) {
+        const RecurrenceSegment &segment = call.segments[at];
+        T *ring = (T *)call.ring + segment.slot * call.size * channels;
+        for (int64_t token = 0; token < segment.count; ++token, out += channels) {
+            const int64_t oldest = segment.start + token - call.width + 1;
+            for (int64_t channel = first; channel < end; channel += LANES) {
+                Floats sum = {};
+                if (call.bias) load(call.bias + channel, &sum);
+                for (int64_t tap = oldest < 0 ? -oldest : 0; tap < call.width; ++tap) {
+                    const int64_t position = oldest + tap;
+                    const T *row = position < segment.start
+                                       ? ring + position % call.size * channels
+                                       : inputs + (position - segment.start) * channels;
+                    Floats weight;
+                    load(call.weight + tap * channels + channel, &weight);
+                    sum += rounded(read(row + channel) * weight);
+                }
+                store(&sum, out + channel);
+            }
+        }
+        const int64_t kept = std::min(segment.count, call.size);
+        for (int64_t token = segment.count - kept; token < segment.count; ++token)
+            memcpy(ring + (segment.start + token) % call.size * channels + first,
+                   inputs + token * channels + first, (end - first) * sizeof(T));
+        inputs += segment.count * channels;
+    }
 }
 
 }  // namespace
