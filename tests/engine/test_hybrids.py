@@ -1,7 +1,7 @@
 """Targets and drafts with recurrent layers: the same texts however they are computed."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -18,6 +18,7 @@ from ..tiny_mtp import CASES as MTP_CASES
 from ..tiny_mtp import add_layer
 from .exact import exact_distribution
 from .test_lossless import NOT_UNLIKELY, Case, assert_texts_follow_the_target
+from .test_other_vocabularies import DRAFT, TARGET
 
 FAMILIES = ["qwen3_5", "granitemoehybrid", "lfm2"]
 CONTEXT = 256
@@ -195,6 +196,31 @@ def test_exits_are_refused(load):
     """Their layers are computed apart, and a pass computes all recurrences in order."""
     with pytest.raises(Exception, match="recurrent layers are computed together"):
         load({"draft": "target:exit=1", "policy": "fixed"})
+
+
+def test_replicas_are_refused(load, models, family):
+    draft = models.folder(recipe(family).draft(0.1))
+    with pytest.raises(InvalidParameterError) as caught:
+        load(unguarded(draft, policy="fixed"), draft_replicas=2)
+    assert caught.value.field == "draft_replicas"
+
+
+@pytest.mark.filterwarnings("ignore::draftwise.errors.VocabularyWarning")
+def test_a_hybrid_with_other_tokens_drafts(models):
+    """Its state is read again where the target's tokens have no counterpart."""
+    target, draft = (replace(each, context=CONTEXT) for each in (TARGET, DRAFT))
+    draft = replace(draft, family="qwen3_5")
+    plain = LLM(models.folder(target), dtype="float32")
+    llm = LLM(
+        models.folder(target),
+        unguarded(models.folder(draft), policy="fixed", num_speculative_tokens=4),
+        dtype="float32",
+    )
+    assert llm.draft.translator is not None
+    asked = [[2, 1, 4, 3] * count for count in (1, 5, 10, 20)]
+    expected = texts(plain, asked)
+    for _ in range(2):
+        assert texts(llm, asked) == expected
 
 
 @dataclass(frozen=True)

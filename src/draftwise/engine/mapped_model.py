@@ -150,7 +150,7 @@ class TranslatedModel(MappedModel):
             slot, count = request.cache_slot, len(request.tokens)
             if count > start:
                 accepted = min(count - 1, start + num_drafted)
-                self.cache.truncate(slot, self.text_end(request, accepted))
+                self._roll_back(slot, self.text_end(request, accepted))
             self._committed[slot] = self.cache.lengths[slot]
 
     def recover(self, requests: Iterable[Request]) -> None:
@@ -164,7 +164,11 @@ class TranslatedModel(MappedModel):
         for request, end, _, num_logits, _ in inputs:
             # The last token is read again if the newest ones of the target have no counterpart.
             if num_logits:
-                cache.truncate(request.cache_slot, self.text_end(request, end) - 1)
+                slot, length = request.cache_slot, self.text_end(request, end) - 1
+                if cache.can_truncate(slot, length):
+                    cache.truncate(slot, length)
+                else:
+                    cache.clear(slot)
         self._catch_up(inputs)
         tokens: list[int] = []
         segments: list[Segment] = []

@@ -70,6 +70,12 @@ def build_engine(
     if models.draft is None or speculation is None:
         return Engine(models, speculation, options, latency, profile, turns=turns)
     if parallel.draft_replicas > 1:
+        if any(
+            each is not None and each.model.recurrent for each in (models.draft, models.companion)
+        ):
+            raise InvalidParameterError(
+                "draft_replicas", "a draft with recurrent layers runs in one process; set it to 1"
+            )
         if parallel.overlap:
             raise InvalidParameterError(
                 "overlap", "cannot be combined with draft_replicas; use one of them"
