@@ -32,6 +32,8 @@ _SIZES = {
 _UNTIED = {"tie_word_embeddings": False}
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
+# Families with layers that have a recurrence.
+RECURRENT = ("qwen3_5", "granitemoehybrid", "lfm2")
 # Per family: its configuration class and what it needs beside or instead of the sizes above.
 FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),

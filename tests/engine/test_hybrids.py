@@ -13,14 +13,13 @@ from draftwise.models.recurrent.cache import RecurrentCache
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..stand_ins import unguarded
-from ..tiny_models import Recipe
+from ..tiny_models import RECURRENT, Recipe
 from ..tiny_mtp import CASES as MTP_CASES
 from ..tiny_mtp import add_layer
 from .exact import exact_distribution
 from .test_lossless import NOT_UNLIKELY, Case, assert_texts_follow_the_target
 from .test_other_vocabularies import DRAFT, TARGET
 
-FAMILIES = ["qwen3_5", "granitemoehybrid", "lfm2"]
 CONTEXT = 256
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
@@ -40,7 +39,7 @@ def prompts(count, seed=0):
     ]
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=RECURRENT)
 def family(request):
     return request.param
 

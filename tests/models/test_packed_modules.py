@@ -21,8 +21,10 @@ pytestmark = pytest.mark.skipif(
 
 CPU = torch.device("cpu")
 IDS = torch.randint(0, 200, (14,), generator=torch.Generator().manual_seed(2))
-# With experts in one layout and the other, with and without biases; with another embedding; dense.
+# With experts in one layout and the other, with and without biases; with another embedding; dense;
+# with recurrent layers.
 NAMES = ["qwen2moe", "qwen3moe", "gpt-oss", "gemma4, experts", "glm4", "nemotron"]
+NAMES += ["lfm2", "granitehybrid"]
 
 
 def logits(model, ids, rows=None):

@@ -61,6 +61,44 @@ def _experts(s: Sizes, inner: int) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _attention(s: Sizes) -> dict[str, tuple[int, ...]]:
+    return {
+        "attn_q.weight": (s.heads * s.key, s.hidden),
+        "attn_k.weight": (s.kv_heads * s.key, s.hidden),
+        "attn_v.weight": (s.kv_heads * s.value, s.hidden),
+        "attn_q_norm.weight": (s.key,),
+        "attn_k_norm.weight": (s.key,),
+        "attn_output.weight": (s.hidden, s.heads * s.value),
+    }
+
+
+def _plain_attention(s: Sizes) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in _attention(s).items() if "norm" not in name}
+
+
+def _mamba(s: Sizes) -> dict[str, Any]:
+    """Mamba-2 with 8 heads, an inner size of twice the hidden size, and two groups of 16."""
+    inner, channels = 2 * s.hidden, 2 * s.hidden + 2 * 2 * 16
+    return {
+        "ssm_in.weight": (inner + channels + 8, s.hidden),
+        "ssm_conv1d.weight": (channels, 4),
+        "ssm_conv1d.bias": (channels,),
+        "ssm_dt.bias": (8,),
+        "ssm_a": [[-0.1 * (1 + head)] for head in range(8)],
+        "ssm_d": (8, 1),
+        "ssm_norm.weight": (2, inner // 2),
+        "ssm_out.weight": (s.hidden, inner),
+    }
+
+
+def _short_convolution(s: Sizes) -> dict[str, tuple[int, ...]]:
+    return {
+        "shortconv.conv.weight": (s.hidden, 3),
+        "shortconv.in_proj.weight": (3 * s.hidden, s.hidden),
+        "shortconv.out_proj.weight": (s.hidden, s.hidden),
+    }
+
+
 # Tensors of a layer, by what they are for. Shapes are those of PyTorch: rows, then columns.
 PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
     "attn_norm": lambda s: {"attn_norm.weight": (s.hidden,)},
@@ -117,6 +155,8 @@ PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
         "ffn_up_shexp.weight": (s.shared_inner, s.hidden),
         "ffn_down_shexp.weight": (s.hidden, s.shared_inner),
     },
+    "operator": lambda s: _attention(s) if s.kv_heads else _short_convolution(s),
+    "mixer": lambda s: _plain_attention(s) if s.kv_heads else _mamba(s),
     "per_layer_input": lambda s: {
         "inp_gate.weight": (s.per_layer, s.hidden),
         "proj.weight": (s.hidden, s.per_layer),
@@ -174,6 +214,25 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_LLAMA, _ROTATED),
     "mistral3": Architecture(_LLAMA, {**_HEADS, **_ROTATED}),
     "granite": Architecture(_LLAMA, {**_ROTATED, "logit_scale": 2.0}),
+    "lfm2": Architecture(
+        "attn_norm operator ffn_norm gated",
+        {"block_count": 4, "attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 3},
+        {**_TIED, "output_norm.weight": None, "token_embd_norm.weight": (_ROWS,)},
+        {"token_embd": 0.5, "token_embd_norm": 4.0},
+    ),
+    "granitehybrid": Architecture(
+        "attn_norm mixer ffn_norm gated",
+        {
+            **_ROTATED,
+            "attention.head_count_kv": [0, 2, 0],
+            "logit_scale": 2.0,
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 16,
+            "ssm.group_count": 2,
+            "ssm.inner_size": 256,
+            "ssm.time_step_rank": 8,
+        },
+    ),
     "smollm3": Architecture(_LLAMA, {**_ROTATED, "block_count": 5}),
     "qwen2": Architecture(f"{_LLAMA} qkv_bias"),
     "qwen3": Architecture(f"{_LLAMA} head_norms", _HEADS),

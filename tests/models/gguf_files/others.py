@@ -37,6 +37,13 @@ _NO_FUSED_QKV = {
 }
 
 OTHERS: Mapping[str, Case] = {
+    "granitehybrid": case("granitehybrid"),
+    "granitehybrid, scales": case("granitehybrid", _GRANITE_SCALES),
+    "granitehybrid, no rotation": case("granitehybrid", {"rope.scaling.finetuned": False}),
+    "lfm2": case("lfm2"),
+    "lfm2, freq_base": case("lfm2", {"rope.freq_base": 1000000.0}),
+    "lfm2, other layers": case("lfm2", {"attention.head_count_kv": [2, 0, 0, 2]}),
+    "lfm2, head": case("lfm2", tensors={"output.weight": (320, 128)}),
     "phi3": case("phi3"),
     "phi3, partial": case("phi3", {"rope.dimension_count": 24}),
     "phi3, long": case("phi3", LONGROPE, original(512), tensors=factors(16)),

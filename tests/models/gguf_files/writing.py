@@ -110,7 +110,8 @@ def make(
     Args:
         case: A value of ``CASES`` or ``VOCABULARIES``.
         path: Where; an existing file is replaced.
-        blocks: The type of the matrices but the router's; ``None`` for float32.
+        blocks: The type of the matrices but the router's and those whose rows no blocks divide;
+            ``None`` for float32.
         without_blocks: Names of matrices that are stored in float16.
 
     Returns:
@@ -129,7 +130,8 @@ def make(
             writer.add_tensor(name, np.array(value, dtype=np.float32))
         else:
             numbers = _numbers(name, tuple(value), sizes)
-            if blocks is None or numbers.ndim < 2 or "ffn_gate_inp" in name or "bias" in name:
+            is_small = any(each in name for each in ("ffn_gate_inp", "bias", "norm"))
+            if blocks is None or numbers.ndim < 2 or is_small or numbers.shape[-1] % 32:
                 writer.add_tensor(name, numbers)
             elif name in without_blocks:
                 writer.add_tensor(name, numbers.astype(np.float16))

@@ -150,6 +150,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         has_free_heads=True,
         is_permuted=True,
     ),
+    "lfm2": Architecture(
+        "lfm2", models.lfm2, names.LFM2, "norm_eps", joined=names.LFM2_CONVOLUTION
+    ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        models.granitehybrid,
+        names.GRANITE_HYBRID,
+        rotary_tensors=ROTARY_TENSORS,
+        has_free_heads=True,
+        is_permuted=True,
+        joined=names.GRANITE_MAMBA,
+    ),
     "smollm3": Architecture("smollm3", models.smollm3, has_free_heads=True, is_permuted=True),
     "qwen2": Architecture("qwen2", no_window, ignored=WINDOWS),
     "qwen3": Architecture("qwen3", models.qwen3, ignored=WINDOWS, has_free_heads=True),

@@ -67,6 +67,22 @@ class Metadata:
             raise self.refuse(name, "it must be a positive integer")
         return value
 
+    def counts(self, name: str, num_layers: int) -> list[int]:
+        """A non-negative integer for every layer, from an array or one integer for all.
+
+        Args:
+            name: the key.
+            num_layers: number of layers.
+
+        Raises:
+            UnsupportedModelError: the key is missing, or its value is something else.
+        """
+        value = self._value(name, None)
+        counts = value if isinstance(value, list) else [value] * num_layers
+        if len(counts) != num_layers or not all(type(each) is int and each >= 0 for each in counts):
+            raise self.refuse(name, f"it must be an integer, or {num_layers} of them")
+        return counts
+
     def flag(self, name: str, default: bool) -> bool:
         """A boolean.
 

@@ -55,6 +55,57 @@ def mistral3(metadata: Metadata, shape: Shape) -> Settings:
     }
 
 
+def lfm2(metadata: Metadata, shape: Shape) -> Settings:
+    """LFM2: layers without keys and values are short convolutions."""
+    name = "attention.head_count_kv"
+    counts = metadata.counts(name, shape.num_layers)
+    kv_heads = set(counts) - {0}
+    if len(kv_heads) != 1:
+        raise metadata.refuse(name, "layers of attention must have the same number, and exist")
+    return {
+        "num_key_value_heads": kv_heads.pop(),
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "conv_L_cache": metadata.count("shortconv.l_cache"),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def granitehybrid(metadata: Metadata, shape: Shape) -> Settings:
+    """Granite 4-H: layers without keys and values are Mamba-2."""
+    experts = "experts of this architecture are not read from GGUF"
+    metadata.require("expert_count", 0, because=experts)
+    name = "attention.head_count_kv"
+    counts = metadata.counts(name, shape.num_layers)
+    kv_heads = set(counts) - {0}
+    if len(kv_heads) != 1:
+        raise metadata.refuse(name, "layers of attention must have the same number, and exist")
+    inner, heads = metadata.count("ssm.inner_size"), metadata.count("ssm.time_step_rank")
+    if inner % shape.hidden or inner % heads:
+        raise metadata.refuse(
+            "ssm.inner_size", "it must be a multiple of the hidden size and heads"
+        )
+    settings = granite(metadata, shape)
+    del settings["mlp_bias"]
+    feed_forward = metadata.count("feed_forward_length")
+    return {
+        **settings,
+        "num_key_value_heads": kv_heads.pop(),
+        "layer_types": ["full_attention" if count else "linear_attention" for count in counts],
+        "position_embedding_type": "rope",
+        "intermediate_size": feed_forward,
+        "shared_intermediate_size": feed_forward,
+        "num_local_experts": 0,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // shape.hidden,
+        "mamba_n_groups": metadata.count("ssm.group_count"),
+        "mamba_d_state": metadata.count("ssm.state_size"),
+        "mamba_d_conv": metadata.count("ssm.conv_kernel"),
+        "mamba_conv_bias": has_tensors(metadata, "ssm_conv1d.bias"),
+    }
+
+
 def granite(metadata: Metadata, shape: Shape) -> Settings:
     """Granite: constant factors, and no rotary embedding if the file says so."""
     rotary, length = shape.rotary, shape.rotary.original

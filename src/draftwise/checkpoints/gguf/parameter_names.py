@@ -23,17 +23,19 @@ class Joined:
 
     Attributes:
         tensors: their names.
-        join: the computation.
+        join: the computation; ``None`` if the tensors are its rows.
         default: its numbers if the file lacks the tensors; ``None`` if it must have them.
     """
 
     tensors: tuple[str, ...]
-    join: Callable[..., Tensor] = torch.clone
+    join: Callable[..., Tensor] | None = torch.clone
     default: float | None = None
 
     @staticmethod
     def of_layer(
-        *tensors: str, join: Callable[..., Tensor] = torch.clone, default: float | None = None
+        *tensors: str,
+        join: Callable[..., Tensor] | None = torch.clone,
+        default: float | None = None,
     ) -> Joined:
         """A parameter of a layer, by the names of the layer's tensors."""
         return Joined(tuple(_TENSORS + tensor for tensor in tensors), join, default)
@@ -56,6 +58,11 @@ def _side_by_side(gate: Tensor, up: Tensor) -> Tensor:
 def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
     """``[experts, 2 * inner, ...]``: outputs of gate and up projection in turn."""
     return torch.stack([gate, up], dim=2).flatten(1, 2)
+
+
+def _of_channels(weight: Tensor) -> Tensor:
+    """``[channels, 1, width]`` the weight of a convolution of each channel on its own."""
+    return weight.unsqueeze(1)
 
 
 # Modules with a weight, and maybe a bias.
@@ -85,6 +92,54 @@ LLAMA: Names = {
         }
     ),
 }
+LFM2: Names = {
+    "model.embed_tokens": "token_embd",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+    **of_layers(
+        {
+            "operator_norm": "attn_norm",
+            "ffn_norm": "ffn_norm",
+            "self_attn.q_proj": "attn_q",
+            "self_attn.k_proj": "attn_k",
+            "self_attn.v_proj": "attn_v",
+            "self_attn.out_proj": "attn_output",
+            "self_attn.q_layernorm": "attn_q_norm",
+            "self_attn.k_layernorm": "attn_k_norm",
+            "conv.in_proj": "shortconv.in_proj",
+            "conv.out_proj": "shortconv.out_proj",
+            "feed_forward.w1": "ffn_gate",
+            "feed_forward.w3": "ffn_up",
+            "feed_forward.w2": "ffn_down",
+        }
+    ),
+}
+LFM2_CONVOLUTION = _joined(
+    {"conv.conv.weight": Joined.of_layer("shortconv.conv.weight", join=_of_channels)}
+)
+GRANITE_HYBRID: Names = {
+    **LLAMA,
+    **of_layers(
+        {
+            "mamba.in_proj": "ssm_in",
+            "mamba.out_proj": "ssm_out",
+            "shared_mlp.output_linear": "ffn_down",
+        }
+    ),
+}
+GRANITE_MAMBA = _joined(
+    {
+        "mamba.conv1d.weight": Joined.of_layer("ssm_conv1d.weight", join=_of_channels),
+        "mamba.conv1d.bias": Joined.of_layer("ssm_conv1d.bias"),
+        "mamba.dt_bias": Joined.of_layer("ssm_dt.bias"),
+        "mamba.A_log": Joined.of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())),
+        "mamba.D": Joined.of_layer("ssm_d", join=torch.flatten),
+        "mamba.norm.weight": Joined.of_layer("ssm_norm.weight", join=torch.flatten),
+        "shared_mlp.input_linear.weight": Joined.of_layer(
+            "ffn_gate.weight", "ffn_up.weight", join=None
+        ),
+    }
+)
 # Norms after attention and feed-forward block only.
 POST_NORMS: Names = {
     **LLAMA,

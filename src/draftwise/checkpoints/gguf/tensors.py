@@ -209,7 +209,9 @@ class _Finder:
     def _heads(self) -> _Heads:
         metadata = Metadata(self._file)
         hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
-        kv_heads = metadata.count("attention.head_count_kv", heads)
+        kv_heads = metadata.value("attention.head_count_kv", heads)
+        if isinstance(kv_heads, list):  # of layers without attention it is 0
+            kv_heads = max(kv_heads)
         counts = dict(zip(QKV, (heads, kv_heads, kv_heads), strict=True))
         return _Heads(counts, metadata.count("attention.key_length", hidden // heads))
 
