@@ -24,7 +24,7 @@ IDS = torch.randint(0, 200, (14,), generator=torch.Generator().manual_seed(2))
 # With experts in one layout and the other, with and without biases; with another embedding; dense;
 # with recurrent layers.
 NAMES = ["qwen2moe", "qwen3moe", "gpt-oss", "gemma4, experts", "glm4", "nemotron"]
-NAMES += ["lfm2", "granitehybrid"]
+NAMES += ["lfm2", "granitehybrid", "qwen35", "qwen35, equal heads", "qwen35moe"]
 
 
 def logits(model, ids, rows=None):

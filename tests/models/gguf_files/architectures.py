@@ -36,7 +36,10 @@ class Sizes:
             value = keys.get(name, default)
             return value[layer] if isinstance(value, list) else value
 
+        self.layer = layer
         self.hidden: int = get("embedding_length")
+        self.value_heads: int = get("ssm.time_step_rank")
+        self.key_heads: int = get("ssm.group_count")
         self.heads: int = get("attention.head_count")
         self.kv_heads: int = get("attention.head_count_kv", self.heads)
         slides = get("attention.sliding_window_pattern") is True
@@ -74,6 +77,27 @@ def _attention(s: Sizes) -> dict[str, tuple[int, ...]]:
 
 def _plain_attention(s: Sizes) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in _attention(s).items() if "norm" not in name}
+
+
+def _gated_attention(s: Sizes) -> dict[str, tuple[int, ...]]:
+    """Rows of queries are followed by those of their head's gate."""
+    return {**_attention(s), "attn_q.weight": (2 * s.heads * s.key, s.hidden)}
+
+
+def _delta_net(s: Sizes) -> dict[str, Any]:
+    """A gated delta net with keys and values of 32."""
+    keys, values = 32 * s.key_heads, 32 * s.value_heads
+    return {
+        "attn_qkv.weight": (2 * keys + values, s.hidden),
+        "attn_gate.weight": (values, s.hidden),
+        "ssm_beta.weight": (s.value_heads, s.hidden),
+        "ssm_alpha.weight": (s.value_heads, s.hidden),
+        "ssm_conv1d.weight": (2 * keys + values, 4),
+        "ssm_dt.bias": (s.value_heads,),
+        "ssm_a": [-0.1 * (1 + head) for head in range(s.value_heads)],
+        "ssm_norm.weight": (32,),
+        "ssm_out.weight": (s.hidden, values),
+    }
 
 
 def _mamba(s: Sizes) -> dict[str, Any]:
@@ -156,6 +180,7 @@ PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
         "ffn_down_shexp.weight": (s.hidden, s.shared_inner),
     },
     "operator": lambda s: _attention(s) if s.kv_heads else _short_convolution(s),
+    "delta": lambda s: _gated_attention(s) if (s.layer + 1) % 4 == 0 else _delta_net(s),
     "mixer": lambda s: _plain_attention(s) if s.kv_heads else _mamba(s),
     "per_layer_input": lambda s: {
         "inp_gate.weight": (s.per_layer, s.hidden),
@@ -210,6 +235,18 @@ _GEMMA4 = {
     "embedding_length_per_layer_input": 32,
 }
 
+_DELTA_NET = {
+    **_HEADS,
+    "block_count": 4,
+    "rope.dimension_count": 16,
+    "rope.dimension_sections": [3, 3, 2, 0],
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 128,
+    "ssm.time_step_rank": 4,
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_LLAMA, _ROTATED),
     "mistral3": Architecture(_LLAMA, {**_HEADS, **_ROTATED}),
@@ -231,6 +268,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "ssm.group_count": 2,
             "ssm.inner_size": 256,
             "ssm.time_step_rank": 8,
+        },
+    ),
+    "qwen35": Architecture("attn_norm delta post_attention_norm gated", _DELTA_NET),
+    "qwen35moe": Architecture(
+        "attn_norm delta post_attention_norm experts shared_expert",
+        {
+            **_DELTA_NET,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "expert_shared_feed_forward_length": 64,
         },
     ),
     "smollm3": Architecture(_LLAMA, {**_ROTATED, "block_count": 5}),

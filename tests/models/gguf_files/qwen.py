@@ -27,6 +27,11 @@ QWEN: Mapping[str, Case] = {
     "qwen3, yarn": case("qwen3", YARN),
     "qwen3, qkv bias": case("qwen3", tensors=QKV_BIAS),
     "qwen3, tied": case("qwen3", tensors=TIED),
+    "qwen35": case("qwen35"),
+    "qwen35, equal heads": case("qwen35", {"ssm.group_count": 4}),
+    "qwen35, interval": case("qwen35", {"full_attention_interval": 4}),
+    "qwen35, tied": case("qwen35", tensors=TIED),
+    "qwen35moe": case("qwen35moe"),
     "qwen2moe": case("qwen2moe"),
     "qwen2moe, expert widths absent": case(
         "qwen2moe", {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None}

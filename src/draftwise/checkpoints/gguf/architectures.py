@@ -47,6 +47,7 @@ class Architecture:
             each other, and not half a head apart.
         adds_one: whether norms are stored with 1 added.
         joined: parameters that are not the weight or bias of one tensor.
+        joined_by: further ones, which depend on the metadata.
         optional_biases: tensors whose bias counts as zero if it is missing.
         unused: tensors that a file may have although the model does not use them.
     """
@@ -64,6 +65,7 @@ class Architecture:
     is_permuted: bool = False
     adds_one: bool = False
     joined: Mapping[str, names.Joined] = field(default_factory=dict)
+    joined_by: Callable[[Metadata], Mapping[str, names.Joined]] = lambda metadata: {}
     optional_biases: frozenset[str] = _QKV | {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
     unused: Callable[[Metadata], Iterable[str]] = lambda metadata: ()
 
@@ -183,6 +185,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         has_free_heads=True,
         joined=names.EXPERTS,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        models.qwen35,
+        names.QWEN35,
+        rotates_part=True,
+        has_free_heads=True,
+        adds_one=True,
+        joined_by=models.delta_net_parameters,
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        models.qwen35moe,
+        names.QWEN35,
+        ignored=_EXPERTS_UNREAD,
+        rotates_part=True,
+        has_free_heads=True,
+        adds_one=True,
+        joined=names.EXPERTS,
+        joined_by=models.delta_net_parameters,
     ),
     "gemma": Architecture("gemma", gemmas.gemma, has_free_heads=True, head=False, adds_one=True),
     "gemma2": Architecture(

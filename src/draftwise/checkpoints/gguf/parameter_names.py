@@ -25,20 +25,23 @@ class Joined:
         tensors: their names.
         join: the computation; ``None`` if the tensors are its rows.
         default: its numbers if the file lacks the tensors; ``None`` if it must have them.
+        rows: ``[rows]`` int64, which rows of each tensor in which order; ``None`` for all.
     """
 
     tensors: tuple[str, ...]
     join: Callable[..., Tensor] | None = torch.clone
     default: float | None = None
+    rows: Tensor | None = None
 
     @staticmethod
     def of_layer(
         *tensors: str,
         join: Callable[..., Tensor] | None = torch.clone,
         default: float | None = None,
+        rows: Tensor | None = None,
     ) -> Joined:
         """A parameter of a layer, by the names of the layer's tensors."""
-        return Joined(tuple(_TENSORS + tensor for tensor in tensors), join, default)
+        return Joined(tuple(_TENSORS + tensor for tensor in tensors), join, default, rows)
 
 
 def of_layers(names: Names) -> dict[str, str]:
@@ -140,6 +143,51 @@ GRANITE_MAMBA = _joined(
         ),
     }
 )
+QWEN35: Names = {**LLAMA, **of_layers({"post_attention_layernorm": "post_attention_norm"})}
+
+
+def gated_delta_net(
+    num_key_heads: int, num_heads: int, key_size: int, size: int
+) -> dict[str, Joined]:
+    """The parameters of Qwen3.5's gated delta net.
+
+    Files have the value heads in turn over the key heads, and models those of a key head together.
+
+    Args:
+        num_key_heads: key heads.
+        num_heads: value heads.
+        key_size: numbers of a key.
+        size: numbers of a value.
+    """
+    repeats = num_heads // num_key_heads
+    heads = torch.arange(num_heads).view(repeats, num_key_heads).T.flatten()
+    values = (heads.unsqueeze(1) * size + torch.arange(size)).flatten()
+    keys = 2 * num_key_heads * key_size
+    mixed = torch.cat([torch.arange(keys), keys + values])
+    of_layer, is_same = Joined.of_layer, repeats == 1
+
+    def rows(tensor: str, order: Tensor) -> Joined:
+        return of_layer(tensor, join=None, rows=None if is_same else order)
+
+    return _joined(
+        {
+            "linear_attn.in_proj_qkv.weight": rows("attn_qkv.weight", mixed),
+            "linear_attn.in_proj_z.weight": rows("attn_gate.weight", values),
+            "linear_attn.in_proj_b.weight": rows("ssm_beta.weight", heads),
+            "linear_attn.in_proj_a.weight": rows("ssm_alpha.weight", heads),
+            "linear_attn.conv1d.weight": of_layer(
+                "ssm_conv1d.weight", join=lambda weight: _of_channels(weight[mixed])
+            ),
+            "linear_attn.dt_bias": of_layer("ssm_dt.bias", join=lambda bias: bias[heads]),
+            "linear_attn.A_log": of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())[heads]),
+            "linear_attn.norm.weight": of_layer("ssm_norm.weight"),
+            "linear_attn.out_proj.weight": of_layer(
+                "ssm_out.weight", join=None if is_same else lambda weight: weight[:, values]
+            ),
+        }
+    )
+
+
 # Norms after attention and feed-forward block only.
 POST_NORMS: Names = {
     **LLAMA,

@@ -138,6 +138,8 @@ class _Finder:
     def __init__(self, file: GgufFile) -> None:
         self._file, self._architecture = file, architecture_of(file)
         self._is_tied = is_tied(file)
+        own = self._architecture.joined_by(Metadata(file))
+        self._joined = {**self._architecture.joined, **own}
 
     def source(self, parameter: str) -> Source:
         """How a parameter is made.
@@ -150,7 +152,7 @@ class _Finder:
         layer = _LAYER.search(parameter)
         number = layer[1] if layer else ""
         pattern = _LAYER.sub(".*.", parameter)
-        joined = self._architecture.joined.get(pattern)
+        joined = self._joined.get(pattern)
         if joined is not None:
             tensors = [name.replace("*", number) for name in joined.tensors]
             missing = [name for name in tensors if name not in self._file.tensors]
@@ -158,7 +160,7 @@ class _Finder:
                 return Source((), default=joined.default)
             if missing:
                 raise self._missing(missing[0], parameter)
-            return Source(tuple(Rows(name) for name in tensors), joined.join)
+            return Source(tuple(Rows(name, joined.rows) for name in tensors), joined.join)
         module, _, kind = pattern.rpartition(".")
         if module not in self._architecture.modules:
             raise self._file.error(f"has no tensor for the parameter {parameter!r}")
