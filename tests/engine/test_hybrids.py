@@ -1,7 +1,9 @@
 """Targets and drafts with recurrent layers: the same texts however they are computed."""
 
 import random
+import resource
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -164,12 +166,15 @@ def test_interrupted_steps_are_repeated(load, monkeypatch):
     assert [request.output().token_ids for request in requests] == expected
 
 
-def test_many_requests_with_cancellations_leave_no_trace(load):
-    expected = texts(load(enable_prefix_caching=False), prompts(200))
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.exhaustive)])
+def test_many_requests_with_cancellations_leave_no_trace(load, count):
+    """Texts are those without drafts and stored prefixes, and memory does not grow."""
+    expected = texts(load(enable_prefix_caching=False), prompts(count))
     engine = load(unguarded("suffix", policy="fixed", num_speculative_tokens=3)).engine
     numbers, requests = random.Random(5), []
-    waiting = list(enumerate(prompts(200)))
+    waiting, resident = list(enumerate(prompts(count))), []
     while waiting or engine.num_unfinished:
+        resident.append(resident_bytes())
         for _ in range(min(len(waiting), numbers.randrange(3))):
             index, prompt = waiting.pop(0)
             requests.append((index, engine.add(None, prompt, GREEDY)))
@@ -180,6 +185,13 @@ def test_many_requests_with_cancellations_leave_no_trace(load):
     for index, request in requests:
         said = request.output().token_ids
         assert said == expected[index][: len(said)]
+    # All places of the caches are in use after a quarter of the steps.
+    assert max(resident) - resident[len(resident) // 4] < 2**24
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def test_token_trees_are_refused(load, models):
