@@ -176,7 +176,7 @@ def test_everything():
     faults = [each for each in results if each.verdict in FAULTS]
     assert not faults, json.dumps([(each.name, each.details) for each in faults], indent=1)
     equal = [each.kind for each in results if each.verdict is Verdict.EQUAL]
-    assert equal.count("causal") >= 98
+    assert equal.count("causal") >= 120
     assert equal.count("image-text") >= 40
     assert equal.count("formats") >= 35
     assert equal.count("heads") == len(heads.LAYOUTS)

@@ -64,7 +64,7 @@ def test_other_options_beside_the_whole_configuration(refusal):
 )
 def test_drafts_of_the_targets_own_layers(refusal, arguments):
     message = refusal(*arguments, "--speculative-config", '{"method": "deepseek_mtp"}')
-    assert "'zoo:target' has none, and Draftwise does not run MTP layers yet" in message
+    assert "an MTP layer of the target: 'zoo:target' has none" in message
 
 
 def test_a_key_that_is_not_ascii_is_refused(refusal):

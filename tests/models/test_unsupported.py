@@ -30,21 +30,14 @@ class TestUnsupported:
             "model"
         )
 
-    @pytest.mark.parametrize("class_name", ["Mamba", "Mamba2"])
-    def test_state_space(self, tmp_path, class_name):
-        config = getattr(transformers, f"{class_name}Config")(
-            vocab_size=16,
-            hidden_size=16,
-            num_hidden_layers=1,
-            state_size=4,
-            num_heads=4,
-            head_dim=8,
-            n_groups=1,
+    def test_other_recurrences(self, tmp_path):
+        config = transformers.RwkvConfig(
+            vocab_size=16, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
         )
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         error = refused(save(model, tmp_path), max_model_len=64)
         assert error.field == "target"
-        assert "attention" in error.message
+        assert "does not support custom attention functions" in error.message
 
     def test_no_context_length(self, tmp_path):
         config = transformers.MambaConfig(
@@ -54,21 +47,6 @@ class TestUnsupported:
         error = refused(tmp_path)
         assert error.field == "max_model_len"
         assert "set one" in error.message
-
-    def test_attention_and_state_space(self, tmp_path):
-        folder = tiny(
-            tmp_path,
-            "Jamba",
-            attn_layer_period=2,
-            attn_layer_offset=1,
-            expert_layer_period=2,
-            num_experts=1,
-            num_experts_per_tok=1,
-            mamba_d_state=4,
-            mamba_dt_rank=4,
-            use_mamba_kernels=False,
-        )
-        assert refused(folder, max_model_len=32).field == "target"
 
     def test_other_attention(self, tmp_path):
         for class_name, settings, reason in [
