@@ -1,6 +1,5 @@
 """Models whose attention is not causal and full are refused at load."""
 
-import pytest
 import torch
 import transformers
 
