@@ -60,6 +60,9 @@ class InstructionSet:
         return is_vendor and self.flags <= set(flags)
 
 
+# Otherwise the compiler halves vectors of AVX-512: a pass over one token of a 1.5B model in 4 bits
+# took 1.36 times as long.
+_WIDE = "-mprefer-vector-width=512"
 _BF16_OPTIONS = ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")
 # By the name of the machine, the fastest first.
 INSTRUCTION_SETS: Mapping[str, tuple[InstructionSet, ...]] = {
@@ -70,13 +73,16 @@ INSTRUCTION_SETS: Mapping[str, tuple[InstructionSet, ...]] = {
             _AMX,
         ),
         InstructionSet(
-            "avx512-bf16-intel", (*_BF16_OPTIONS, FLOAT32_PRODUCTS), _BF16, "GenuineIntel"
+            "avx512-bf16-intel",
+            (*_BF16_OPTIONS, _WIDE, FLOAT32_PRODUCTS),
+            _BF16,
+            "GenuineIntel",
         ),
-        InstructionSet("avx512-bf16", _BF16_OPTIONS, _BF16),
+        InstructionSet("avx512-bf16", (*_BF16_OPTIONS, _WIDE), _BF16),
         InstructionSet(
-            "avx512-vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}
+            "avx512-vnni", ("-march=x86-64-v4", "-mavx512vnni", _WIDE), _AVX512 | {"avx512_vnni"}
         ),
-        InstructionSet("avx512", ("-march=x86-64-v4",), _AVX512),
+        InstructionSet("avx512", ("-march=x86-64-v4", _WIDE), _AVX512),
         InstructionSet("avx-vnni", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
         InstructionSet("avx2", ("-march=x86-64-v3",), _AVX2),
     ),
