@@ -56,8 +56,8 @@ def mistral3(metadata: Metadata, shape: Shape) -> Settings:
     }
 
 
-def lfm2(metadata: Metadata, shape: Shape) -> Settings:
-    """LFM2: layers without keys and values are short convolutions."""
+def _attention_layers(metadata: Metadata, shape: Shape, other: str) -> Settings:
+    """Layers with key-value heads are of attention, and those without of another type."""
     name = "attention.head_count_kv"
     counts = metadata.counts(name, shape.num_layers)
     kv_heads = set(counts) - {0}
@@ -65,7 +65,14 @@ def lfm2(metadata: Metadata, shape: Shape) -> Settings:
         raise metadata.refuse(name, "layers of attention must have the same number, and exist")
     return {
         "num_key_value_heads": kv_heads.pop(),
-        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "layer_types": ["full_attention" if count else other for count in counts],
+    }
+
+
+def lfm2(metadata: Metadata, shape: Shape) -> Settings:
+    """LFM2: layers without keys and values are short convolutions."""
+    return {
+        **_attention_layers(metadata, shape, "conv"),
         "conv_L_cache": metadata.count("shortconv.l_cache"),
         "conv_bias": False,
         "block_auto_adjust_ff_dim": False,
@@ -76,11 +83,6 @@ def granitehybrid(metadata: Metadata, shape: Shape) -> Settings:
     """Granite 4-H: layers without keys and values are Mamba-2."""
     experts = "experts of this architecture are not read from GGUF"
     metadata.require("expert_count", 0, because=experts)
-    name = "attention.head_count_kv"
-    counts = metadata.counts(name, shape.num_layers)
-    kv_heads = set(counts) - {0}
-    if len(kv_heads) != 1:
-        raise metadata.refuse(name, "layers of attention must have the same number, and exist")
     inner, heads = metadata.count("ssm.inner_size"), metadata.count("ssm.time_step_rank")
     if inner % shape.hidden or inner % heads:
         raise metadata.refuse(
@@ -91,8 +93,7 @@ def granitehybrid(metadata: Metadata, shape: Shape) -> Settings:
     feed_forward = metadata.count("feed_forward_length")
     return {
         **settings,
-        "num_key_value_heads": kv_heads.pop(),
-        "layer_types": ["full_attention" if count else "linear_attention" for count in counts],
+        **_attention_layers(metadata, shape, "linear_attention"),
         "position_embedding_type": "rope",
         "intermediate_size": feed_forward,
         "shared_intermediate_size": feed_forward,
