@@ -196,11 +196,7 @@ class CachedModel:
         A model that caught up in several passes may have written over tokens that it would need
         there. It then reads the whole text again.
         """
-        stays = self.cache.can_truncate(cache_slot, length)
-        if stays:
-            self.cache.truncate(cache_slot, length)
-        else:
-            self.cache.clear(cache_slot)
+        stays = self.cache.roll_back(cache_slot, length)
         self._committed[cache_slot] = self.cache.lengths[cache_slot]
         return stays
 

@@ -164,11 +164,7 @@ class TranslatedModel(MappedModel):
         for request, end, _, num_logits, _ in inputs:
             # The last token is read again if the newest ones of the target have no counterpart.
             if num_logits:
-                slot, length = request.cache_slot, self.text_end(request, end) - 1
-                if cache.can_truncate(slot, length):
-                    cache.truncate(slot, length)
-                else:
-                    cache.clear(slot)
+                cache.roll_back(request.cache_slot, self.text_end(request, end) - 1)
         self._catch_up(inputs)
         tokens: list[int] = []
         segments: list[Segment] = []

@@ -137,11 +137,8 @@ class Scheduler:
                 self._leave_slot(request)
                 continue
             running[row], request.cache_slot = request, row
-            kept = self._num_kept(request)
-            if self._target_cache.can_truncate(row, kept):
-                self._target_cache.truncate(row, kept)
-            else:  # a recurrent state has advanced
-                self._target_cache.clear(row)
+            # It is cleared if a recurrent state has advanced.
+            self._target_cache.roll_back(row, self._num_kept(request))
         admitted = set(running.values())
         for request in self._waiting:
             if request not in admitted:

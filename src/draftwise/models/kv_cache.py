@@ -294,6 +294,19 @@ class KVCache:
         if self.recurrent is not None:
             self.recurrent.settle(cache_slot, self.lengths[cache_slot])
 
+    def roll_back(self, cache_slot: int, length: int) -> bool:
+        """Truncate a cache slot, or clear it where that is not possible.
+
+        Returns:
+            Whether the first ``length`` tokens stay.
+        """
+        stays = self.can_truncate(cache_slot, length)
+        if stays:
+            self.truncate(cache_slot, length)
+        else:
+            self.clear(cache_slot)
+        return stays
+
     def can_truncate(self, cache_slot: int, length: int) -> bool:
         """Whether rings hold all that the token at ``length`` attends to, and states reach it."""
         if self.recurrent is not None and not self.recurrent.can_truncate(
