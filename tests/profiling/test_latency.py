@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -244,6 +245,21 @@ class TestMeasuring:
         assert model.draft is None
         assert model.companion is None
         assert model.target_seconds(1) > 0
+
+    def test_the_shortest_time_of_a_quick_measurement_counts(self):
+        """First passes touch new memory, and other work delays some passes."""
+        calls = Counter()
+
+        def timer(stage, shape):
+            calls[shape] += 1
+            is_delayed = calls[shape] == 1 or (shape.num_tokens == 8 and calls[shape] % 2)
+            return 1e-3 * shape.num_tokens * (10 if is_delayed else 1)
+
+        shapes = {Stage.TARGET: [PassShape(1, n, 8) for n in (1, 2, 8, 16, 32)]}
+        points = latency._measure_quickly(timer, shapes)
+        assert {point.shape.num_tokens: point.seconds for point in points} == pytest.approx(
+            {n: 1e-3 * n for n in (1, 2, 8, 16, 32)}
+        )
 
     def test_a_slow_model_is_measured_at_fewer_sizes(self, triple, monkeypatch):
         monkeypatch.setattr(latency, "_BUDGET_SECONDS", 0.0)

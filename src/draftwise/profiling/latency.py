@@ -21,12 +21,13 @@ from draftwise.profiling.shapes import Shapes, quick_shapes, thorough_shapes
 from draftwise.values import integer
 
 # Quick measurement: time budget in seconds for all models, fraction of the budget for the first
-# pass over every size, repetitions of a size after that, and the longest pass that is repeated, as
-# a fraction of the budget.
+# measurement of every size, and repetitions of a size after that.
 _BUDGET_SECONDS = 2.5
 _FIRST_SWEEP_FRACTION = 0.6
 _QUICK_REPEATS = 3
-_LONG_PASS_FRACTION = 0.02
+# Shorter passes are measured twice at once, because the first one touches new memory, which takes up
+# to a tenth of a second.
+_SHORT_PASS_SECONDS = 0.25
 # Time budget in seconds for the first draft pass of a step.
 _FIRST_DRAFT_SECONDS = 0.3
 # Numbers of tokens that are measured regardless of the budget: the flat part of the curve and its
@@ -185,39 +186,45 @@ def load_latency(path: str, models: Models) -> LatencyModel:
 
 
 def _measure_quickly(timer: PassTimer, shapes: Shapes) -> list[Point]:
-    """Measure every size once, smallest first, then repeat stage by stage within the budget."""
+    """Measure every size, smallest first, then repeat stage by stage within the budget.
+
+    The shortest time counts, as first passes touch new memory and other work only delays a pass.
+    """
     deadline = time.perf_counter() + _BUDGET_SECONDS
     first_deadline = deadline - (1 - _FIRST_SWEEP_FRACTION) * _BUDGET_SECONDS
-    first: dict[_Pass, float] = {}
+    shortest: dict[_Pass, float] = {}
 
     def expected(each: _Pass) -> float:
         """Estimated seconds, scaled from the stage's largest measured pass that is not larger."""
         num_tokens = each[1].num_tokens
-        seen = [(s.num_tokens, t) for (stage, s), t in first.items() if stage is each[0]]
+        seen = [(s.num_tokens, t) for (stage, s), t in shortest.items() if stage is each[0]]
         below = max(pair for pair in seen if pair[0] <= num_tokens)
         return below[1] * num_tokens / below[0]
+
+    def measure(each: _Pass) -> None:
+        shortest[each] = timer(*each)
+        if shortest[each] < _SHORT_PASS_SECONDS:
+            shortest[each] = min(shortest[each], timer(*each))
 
     every = [(stage, shape) for stage, of_stage in shapes.items() for shape in of_stage]
     smallest = {(stage, of_stage[0]) for stage, of_stage in shapes.items()}
     every.sort(key=lambda each: each[1].num_tokens)
     needed = [e for e in every if e in smallest or e[1].num_tokens in _REQUIRED_NUM_TOKENS]
     for each in needed:
-        first[each] = timer(*each)
+        measure(each)
     for each in every:
-        if each not in first and time.perf_counter() + expected(each) < first_deadline:
-            first[each] = timer(*each)
+        if each not in shortest and time.perf_counter() + expected(each) < first_deadline:
+            measure(each)
 
-    repeated: dict[_Pass, list[float]] = {each: [] for each in first}
     order = random.Random(0)
     for stage in reversed(shapes):
-        group = [each for each in first if each[0] is stage]
+        group = [each for each in shortest if each[0] is stage]
         for _ in range(_QUICK_REPEATS):
             order.shuffle(group)
             for each in group:
-                short = first[each] < _LONG_PASS_FRACTION * _BUDGET_SECONDS
-                if short and time.perf_counter() + first[each] < deadline:
-                    repeated[each].append(timer(*each))
-    return _points({each: repeated[each] or [seconds] for each, seconds in first.items()})
+                if time.perf_counter() + shortest[each] < deadline:
+                    shortest[each] = min(shortest[each], timer(*each))
+    return _points({each: [seconds] for each, seconds in shortest.items()})
 
 
 def _interleaved_groups(stage: Stage, shapes: Sequence[PassShape]) -> list[list[_Pass]]:
