@@ -6,6 +6,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import nn
 
 from draftwise.kernels.native import packed as native_packed
+from draftwise.kernels.native import suitability
 from draftwise.kernels.native.library import native_library
 from draftwise.models import loading
 from draftwise.models.loading import load_model
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 IDS = torch.randint(0, 200, (14,), generator=torch.Generator().manual_seed(2))
 # With experts in one layout and the other, with and without biases; with another embedding; dense;
 # with recurrent layers.
-NAMES = ["qwen2moe", "qwen3moe", "gpt-oss", "gemma4, experts", "glm4", "nemotron"]
+NAMES = ["gpt-oss", "gemma4, experts", "glm4", "nemotron"]
 NAMES += ["lfm2", "granitehybrid", "qwen35", "qwen35, equal heads", "qwen35moe"]
 
 
@@ -40,7 +41,8 @@ def packed(tmp_path, monkeypatch):
 
     def load(name, dtype, blocks=Type.Q8_0, without_blocks=()):
         file = make(CASES[name], tmp_path / "case.gguf", blocks, without_blocks)
-        monkeypatch.setattr(loading, "is_large", lambda model: True)
+        for module in (loading, suitability):
+            monkeypatch.setattr(module, "is_large", lambda model: True)
         return load_model(str(file), "target", dtype, CPU)
 
     return load
@@ -81,10 +83,10 @@ def test_no_weight_is_expanded(packed, name):
 
 
 def test_experts_do_not_depend_on_the_other_tokens(packed):
-    model = packed("qwen3moe", torch.bfloat16).model
+    model = packed("gpt-oss", torch.bfloat16).model
     experts = next(each for each in model._model.modules() if hasattr(each, "outer"))
     generator = torch.Generator().manual_seed(3)
-    hidden = experts.gate_up_proj.shape[2]
+    hidden = experts.gate_up_proj.shape[1]
     rows = torch.randn(9, hidden, generator=generator)
     chosen = torch.stack(
         [torch.randperm(experts.num_experts, generator=generator)[:2] for _ in range(9)]

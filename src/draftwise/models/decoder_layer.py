@@ -40,10 +40,6 @@ class LayerSettings(Protocol):
         """Size of a head."""
 
     @property
-    def intermediate_size(self) -> int:
-        """Size of the gate of the feed-forward block."""
-
-    @property
     def activation(self) -> Activation:
         """Activation of the gate."""
 
@@ -83,8 +79,9 @@ class DecoderLayer:
         self.qkv: Linear = join_linear(list(layer.qkv))
         self.out: Linear = join_linear([layer.out])
         self.gate_up: Linear = join_linear(list(layer.gate_up))
+        assert layer.down is not None
         self.down: Linear = join_linear([layer.down])
-        self._spec = spec
+        self._spec, self._intermediate = spec, layer.intermediate_size
         self._activation = _ACTIVATIONS[spec.activation]
 
     def __call__(
@@ -150,8 +147,8 @@ class DecoderLayer:
         hidden = self._add(hidden, self.out(out), self.attention_out_norm)
         normed = hidden if self.mlp_norm is None else self.mlp_norm(hidden)
         gate_up = self.gate_up(normed)
-        gate = self._activation(gate_up[:, : spec.intermediate_size])
-        out = self.down(gate * gate_up[:, spec.intermediate_size :])
+        gate = self._activation(gate_up[:, : self._intermediate])
+        out = self.down(gate * gate_up[:, self._intermediate :])
         return self._add(hidden, out, self.mlp_out_norm)
 
     def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> Tensor:

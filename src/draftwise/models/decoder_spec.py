@@ -1,8 +1,9 @@
 """Decoder-only models as data: what Draftwise's own forward passes read of Hugging Face's modules.
 
 A :class:`DecoderSpec` describes the families that differ from Llama in norms, activation, rotary
-embedding, biases and constant factors. :class:`draftwise.models.decoder.DecoderForward` and
-:class:`draftwise.kernels.native.decoder.NativeDecoder` compute any model that has one. Windows of
+embedding, biases, experts and constant factors.
+:class:`draftwise.kernels.native.decoder.NativeDecoder` computes any model that has one, and
+:class:`draftwise.models.decoder.DecoderForward` any such model without experts. Windows of
 attention are not part of it: they belong to :class:`draftwise.models.kv_cache.LayerShape`.
 """
 
@@ -49,6 +50,51 @@ class NormSpec:
     epsilon: float
 
 
+class Scoring(StrEnum):
+    """How the outputs of a router become the scores of experts."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Experts (Shazeer et al. 2017), of which each token chooses those with the highest scores.
+
+    An expert is a feed-forward block with a gate. The output of a token is the sum of its experts,
+    each times its score.
+
+    Attributes:
+        module: holds the weights: ``gate_up_proj [experts, 2 * inner, hidden]`` and ``down_proj
+            [experts, hidden, inner]``, or what they are made of (``stored_experts``).
+        router: ``[experts, hidden]`` float32.
+        num_chosen: experts of a token.
+        scoring: how the scores are computed.
+        correction: ``[experts]`` float32 what is added to the scores by which experts are chosen;
+            ``None`` for nothing.
+        normalises: whether the scores of a token's experts are divided by their sum.
+        scale: factor of the scores after that.
+        shared_gate: ``[hidden]`` float32; the sigmoid of its product with a token's row is the
+            factor of the feed-forward block that all tokens use. ``None`` for a factor of 1.
+    """
+
+    module: nn.Module
+    router: Tensor
+    num_chosen: int
+    scoring: Scoring
+    correction: Tensor | None
+    normalises: bool
+    scale: float
+    shared_gate: Tensor | None
+
+    @property
+    def inner_size(self) -> int:
+        """Size of an expert's gate."""
+        own: Any = self.module
+        size: int = own.down_proj.shape[2]
+        return size
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     """One decoder layer.
@@ -56,8 +102,10 @@ class LayerSpec:
     Attributes:
         qkv: linear layers that together compute queries, keys and values, in this order.
         out: the linear layer of the attention's output.
-        gate_up: linear layers that together compute gate and up projection, in this order.
-        down: the linear layer of the feed-forward block's output.
+        gate_up: linear layers that together compute gate and up projection, in this order; empty if
+            the layer has only experts.
+        down: the linear layer of the feed-forward block's output; ``None`` if the layer has only
+            experts.
         attention_norm: norm of the attention's input; ``None`` for none.
         attention_out_norm: norm of the attention's output before it is added; ``None`` for none.
         mlp_norm: norm of the feed-forward block's input; ``None`` for none.
@@ -67,12 +115,14 @@ class LayerSpec:
         k_norm: the same for the keys.
         rotary: key of the layer's rotary embedding in :attr:`DecoderSpec.rotary`; ``None`` if the
             layer does not rotate.
+        experts: experts of which each token chooses some. Their output is added to that of the
+            feed-forward block, if the layer has both. ``None`` for none.
     """
 
     qkv: tuple[nn.Linear, ...]
     out: nn.Linear
     gate_up: tuple[nn.Linear, ...]
-    down: nn.Linear
+    down: nn.Linear | None
     attention_norm: NormSpec | None
     attention_out_norm: NormSpec | None
     mlp_norm: NormSpec | None
@@ -80,11 +130,18 @@ class LayerSpec:
     q_norm: NormSpec | None
     k_norm: NormSpec | None
     rotary: str | None
+    experts: ExpertsSpec | None = None
 
     @property
     def linear_layers(self) -> tuple[nn.Linear, ...]:
         """All linear layers."""
-        return (*self.qkv, self.out, *self.gate_up, self.down)
+        down = () if self.down is None else (self.down,)
+        return (*self.qkv, self.out, *self.gate_up, *down)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Size of the gate of the feed-forward block; 0 if the layer has only experts."""
+        return sum(each.out_features for each in self.gate_up) // 2
 
 
 class RotaryTable:
@@ -165,7 +222,6 @@ class DecoderSpec:
         num_kv_heads: key-value heads.
         head_size: size of a head.
         hidden_size: size of the residual stream.
-        intermediate_size: size of the gate of the feed-forward block.
         activation: activation of the gate.
         scaling: factor of the attention scores.
         softcap: limit of the attention scores, as ``logit_softcap``; ``None`` for no limit.
@@ -185,13 +241,17 @@ class DecoderSpec:
     num_kv_heads: int
     head_size: int
     hidden_size: int
-    intermediate_size: int
     activation: Activation
     scaling: float
     softcap: float | None
     residual_scale: float
     rotary: dict[str, RotaryTable]
     state_input: StateInputSpec | None = None
+
+    @property
+    def experts(self) -> list[ExpertsSpec]:
+        """The experts of all layers that have some."""
+        return [layer.experts for layer in self.layers if layer.experts is not None]
 
 
 @dataclass(frozen=True)
@@ -236,6 +296,11 @@ _FAMILIES = {
     "Gemma3ForCausalLM": _GEMMA,
     "Olmo2ForCausalLM": _OLMO,
     "Olmo3ForCausalLM": _OLMO,
+    "MixtralForCausalLM": _LLAMA,
+    "Qwen2MoeForCausalLM": _LLAMA,
+    "Qwen3MoeForCausalLM": _LLAMA,
+    "OlmoeForCausalLM": _LLAMA,
+    "Glm4MoeForCausalLM": _LLAMA,
 }
 DESCRIBED_ARCHITECTURES = frozenset(_FAMILIES)
 
@@ -278,7 +343,24 @@ def why_not_described(model: nn.Module) -> str | None:
         return "its layers quantise their inputs"
     if causal.get_output_embeddings().bias is not None:
         return "its head has a bias"
+    config = causal.config.get_text_config()
+    if getattr(config, "clip_qkv", None) is not None:
+        return "it limits queries, keys and values"
+    if getattr(config, "n_group", 1) not in (None, 1):
+        return "its experts are chosen in groups"
     return None
+
+
+def why_not_operations(model: nn.Module) -> str | None:
+    """Why :class:`draftwise.models.decoder.DecoderForward` cannot compute a model.
+
+    Returns:
+        A clause; ``None`` if it can.
+    """
+    reason = why_not_described(model)
+    if reason is None and any(hasattr(module, "experts") for module in model.modules()):
+        return "its layers have experts"
+    return reason
 
 
 def decoder_spec(model: nn.Module) -> DecoderSpec:
@@ -308,7 +390,6 @@ def decoder_spec(model: nn.Module) -> DecoderSpec:
         (widths - num_heads) // 2,
         head_size,
         embedding.embedding_dim,
-        sum(each.out_features for each in layers[0].gate_up) // 2,
         _ACTIVATIONS[_activation_name(config)],
         attention.scaling,
         getattr(config, "attn_logit_softcapping", None),
@@ -319,12 +400,18 @@ def decoder_spec(model: nn.Module) -> DecoderSpec:
 
 def _layer(layer: Any, family: _Family, config: Any) -> LayerSpec:
     attention, mlp = layer.self_attn, layer.mlp
+    experts = _experts(mlp) if hasattr(mlp, "experts") else None
+    if experts is not None:  # of these, the block that all tokens use
+        mlp = getattr(mlp, "shared_expert", getattr(mlp, "shared_experts", None))
     qkv = (
         (attention.qkv_proj,)
         if hasattr(attention, "qkv_proj")
         else (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    gate_up = (mlp.gate_up_proj,) if hasattr(mlp, "gate_up_proj") else (mlp.gate_proj, mlp.up_proj)
+    gate_up: tuple[nn.Linear, ...] = ()
+    if mlp is not None:
+        is_joined = hasattr(mlp, "gate_up_proj")
+        gate_up = (mlp.gate_up_proj,) if is_joined else (mlp.gate_proj, mlp.up_proj)
 
     def norm(module: Any, name: str | None) -> NormSpec | None:
         found = None if name is None else getattr(module, name, None)
@@ -334,7 +421,7 @@ def _layer(layer: Any, family: _Family, config: Any) -> LayerSpec:
         qkv,
         attention.o_proj,
         gate_up,
-        mlp.down_proj,
+        None if mlp is None else mlp.down_proj,
         norm(layer, family.attention_norm),
         norm(layer, family.attention_out_norm),
         norm(layer, family.mlp_norm),
@@ -342,6 +429,25 @@ def _layer(layer: Any, family: _Family, config: Any) -> LayerSpec:
         norm(attention, "q_norm"),
         norm(attention, "k_norm"),
         _rotary_key(attention, config),
+        experts,
+    )
+
+
+def _experts(block: Any) -> ExpertsSpec:
+    router = block.gate
+    correction = getattr(router, "e_score_correction_bias", None)
+    shared_gate = getattr(block, "shared_expert_gate", None)
+    return ExpertsSpec(
+        block.experts,
+        router.weight.detach().float(),
+        router.top_k,
+        # Families that correct the scores have those of a sigmoid.
+        Scoring.SOFTMAX if correction is None else Scoring.SIGMOID,
+        None if correction is None else correction.detach().float(),
+        # Mixtral has no such setting, and normalises.
+        getattr(router, "norm_topk_prob", True),
+        getattr(router, "routed_scaling_factor", 1.0),
+        None if shared_gate is None else shared_gate.weight.detach().float()[0],
     )
 
 

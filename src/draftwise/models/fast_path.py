@@ -6,6 +6,7 @@ of models whose forward pass is written out in :mod:`draftwise.models.decoder`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from draftwise.kernels.native.suitability import (
     why_not_native,
     why_not_packed_whole,
 )
-from draftwise.models.decoder_spec import why_not_described
+from draftwise.models.decoder_spec import why_not_described, why_not_operations
 from draftwise.models.packed_modules import has_packed_modules
 
 # Time of a decoding pass on a CPU relative to the native kernels in bfloat16, for models that stay
@@ -72,10 +73,10 @@ def slow_path(model: nn.Module) -> SlowPath | None:
         device = "cpu"
     if device not in ("cpu", "cuda"):
         return SlowPath(f"there is no fast path for {device}", "", rounds)
-    modules = _why_modules(model)
+    modules = _why_modules(model, why_not_operations)
     if device == "cuda":
         return None if modules is None else SlowPath(modules, _CUDA_SLOWDOWN, rounds)
-    reason = modules or why_not_native(model)
+    reason = _why_modules(model, why_not_described) or why_not_native(model)
     if reason is None:
         return None
     if modules is None and is_large(model) and lacks_instructions():
@@ -85,9 +86,16 @@ def slow_path(model: nn.Module) -> SlowPath | None:
     return SlowPath(reason, slowdowns.get(size, ("", ""))[modules is not None], rounds)
 
 
-def _why_modules(model: nn.Module) -> str | None:
-    """The reason why Hugging Face's modules compute a model; ``None`` if they do not."""
-    reason = why_not_described(model)
+def _why_modules(
+    model: nn.Module, why_not_computed: Callable[[nn.Module], str | None]
+) -> str | None:
+    """The reason why Hugging Face's modules compute a model; ``None`` if they do not.
+
+    Args:
+        model: the model.
+        why_not_computed: why Draftwise's forward pass does not compute it.
+    """
+    reason = why_not_computed(model)
     if reason is not None:
         return f"{reason}, which Draftwise's own forward pass does not compute"
     if has_quantized_weights(model):

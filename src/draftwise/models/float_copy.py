@@ -106,8 +106,9 @@ def _expand(module: Any) -> None:
     if stored and module.weight.is_meta:
         module.weight = nn.Parameter(_expanded(stored), requires_grad=False)
     if stored_experts(module):
-        pack_experts(module)
-    forget_stored(module)
+        pack_experts(module)  # the native kernels pack them once more
+    else:
+        forget_stored(module)
 
 
 def _expanded(stored: Sequence[StoredRows]) -> Tensor:

@@ -14,7 +14,11 @@ from draftwise.kernels.native.suitability import native_decoder
 from draftwise.models.attention_interface import following
 from draftwise.models.blocked_linear import block_linear_layers, can_block
 from draftwise.models.decoder import DecoderForward
-from draftwise.models.decoder_spec import decoder_spec, why_not_described
+from draftwise.models.decoder_spec import (
+    decoder_spec,
+    why_not_described,
+    why_not_operations,
+)
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap, tapped_modules
 from draftwise.models.module_parts import ModuleParts
@@ -162,6 +166,6 @@ def forward_pass(model: nn.Module) -> ForwardPass:
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             forget_stored(layer)
-    if why_not_described(model) is None and not has_quantized_weights(model):
+    if why_not_operations(model) is None and not has_quantized_weights(model):
         return DecoderForward(decoder_spec(model))
     return ModuleForward(model)

@@ -24,6 +24,7 @@ from draftwise.checkpoints.quantization import (
     quantized_matrix,
     stored_rows,
 )
+from draftwise.kernels.native.experts import NativeExperts, are_packed
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.kernels.native.narrow import (
     COMPRESSED_BITS,
@@ -59,7 +60,7 @@ class NativeDecoder:
         num_embeddings: number of token ids.
         hidden_size: size of the residual stream.
         vocab_size: width of the logits.
-        weight_bytes: bytes of the matrices that a pass reads, without the embedding.
+        weight_bytes: bytes of the matrices that a pass over one token reads, without the embedding.
     """
 
     # Index in the cache of the first layer that is computed.
@@ -78,6 +79,7 @@ class NativeDecoder:
         self._library = library
         self.bits = bits
         self._kept: list[Tensor] = []
+        self._experts: list[NativeExperts] = []
         self.weight_bytes = 0
         embedding = spec.embedding
         self.dtype = embedding.weight.dtype
@@ -87,8 +89,9 @@ class NativeDecoder:
         self._rotary_keys = sorted(spec.rotary)
         self._rotary = [spec.rotary[key] for key in self._rotary_keys]
         layers = (DecoderLayer * len(spec.layers))()
+        packs_experts = are_packed(spec.experts)
         for to, layer in zip(layers, spec.layers, strict=True):
-            self._pack_layer(to, layer)
+            self._pack_layer(to, layer, packs_experts)
         head = self._keep_matrix(spec.head)
         release_weight(spec.head)
         self._layers = layers
@@ -105,8 +108,8 @@ class NativeDecoder:
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_size,
-            spec.intermediate_size,
             self.vocab_size,
+            packs_experts,
             self.dtype == torch.bfloat16,
             bits,
             ACTIVATIONS.index(spec.activation),
@@ -177,7 +180,7 @@ class NativeDecoder:
             return in_large_pages(compressed_weight(weight, library))
         return in_large_pages(weight)
 
-    def _pack_layer(self, to: DecoderLayer, layer: LayerSpec) -> None:
+    def _pack_layer(self, to: DecoderLayer, layer: LayerSpec, packs_experts: bool) -> None:
         """Pack the weights of a layer."""
         to.attention_norm = self._keep_norm(layer.attention_norm)
         to.mlp_norm = self._keep_norm(layer.mlp_norm)
@@ -189,8 +192,15 @@ class NativeDecoder:
         to.rotary = -1 if layer.rotary is None else self._rotary_keys.index(layer.rotary)
         to.qkv = self._keep_matrix(*layer.qkv)
         to.out = self._keep_matrix(layer.out)
-        to.gate_up = self._keep_matrix(*layer.gate_up, interleave=True)
-        to.down = self._keep_matrix(layer.down)
+        if layer.down is not None:
+            to.gate_up = self._keep_matrix(*layer.gate_up, interleave=True)
+            to.down = self._keep_matrix(layer.down)
+        to.intermediate = layer.intermediate_size
+        if layer.experts is not None:
+            experts = NativeExperts(layer.experts, self._library, packs_experts)
+            self._experts.append(experts)
+            self.weight_bytes += experts.bytes_of_a_token
+            to.experts = ctypes.addressof(experts.structure)
         if any(each.bias is not None for each in layer.qkv):
             biases = [
                 torch.zeros(each.out_features) if each.bias is None else each.bias.detach().float()

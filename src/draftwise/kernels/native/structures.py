@@ -181,8 +181,21 @@ class DecoderLayer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm")),
         *((name, ctypes.c_void_p) for name in ("attention_out_norm", "mlp_out_norm")),
         *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
-        *((name, ctypes.c_void_p) for name in ("qkv", "out", "gate_up", "down", "qkv_bias")),
+        *((name, ctypes.c_void_p) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("experts", "qkv_bias")),
         *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size", "rotary")),
+        ("intermediate", ctypes.c_int64),
+    )
+
+
+class Experts(ctypes.Structure):
+    """``Experts`` of ``experts.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("router", "correction", "gate_up", "down")),
+        *((name, ctypes.c_int64) for name in ("count", "chosen", "inner", "scoring")),
+        *((name, ctypes.c_int64) for name in ("normalises", "has_shared_gate")),
+        ("scale", ctypes.c_double),
     )
 
 
@@ -203,7 +216,7 @@ class DecoderModel(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
         ("rotary_sizes", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
-        *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
+        *((name, ctypes.c_int64) for name in ("head_size", "vocab", "packs_experts")),
         *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits", "activation")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
         *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
@@ -347,8 +360,9 @@ TREE_TOKEN = np.dtype([("root", np.int64), ("position", np.int64), ("ancestors",
 _CALLS = (
     *(AcceptanceCall, AttentionCall, ContinuationCall, ConvolutionCall, DecoderCache),
     DecoderCall,
-    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, ExpandCall, GreedyCall, MatchSums),
+    *(DecoderLayer, DecoderModel, DistributionCall, DraftCall, ExpandCall, Experts, GreedyCall),
     *(
+        MatchSums,
         NodeCall,
         PackCall,
         PackIntegersCall,

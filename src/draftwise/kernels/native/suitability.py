@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from draftwise.checkpoints.quantization import quantized_matrix, stored_rows
 from draftwise.checkpoints.rotary import depends_on_length, rotary_settings
 from draftwise.kernels.native.decoder import ACTIVATIONS, NativeDecoder
+from draftwise.kernels.native.experts import are_packed, why_experts_not_packed
 from draftwise.kernels.native.head import NativeHead
 from draftwise.kernels.native.library import (
     NativeLibrary,
@@ -168,6 +169,8 @@ def _stored_bits(
     """Stored bits per number of the linear layers. Fewer bits reduce the memory traffic."""
     if not reads_memory or dtype != torch.bfloat16:
         return 8 * dtype.itemsize
+    if spec.experts and not are_packed(spec.experts):
+        return 8 * dtype.itemsize  # experts have the format of the other layers
     matrices = [quantized_matrix(each) for each in layers]
     have_output_scales = all(each is not None and each.has_scale_per_output for each in matrices)
     if have_output_scales and library.multiplies_tiles:
@@ -205,12 +208,14 @@ def _why_not_packable(spec: DecoderSpec) -> str | None:
     joined: list[tuple[nn.Linear, ...]] = [(spec.head,)]
     if spec.state_input is not None:
         joined.append((spec.state_input.projection,))
-    joined += [each for layer in spec.layers for each in (layer.qkv, (layer.out,), (layer.down,))]
-    gates = [layer.gate_up for layer in spec.layers]
-    if not all(stored_rows(layer) for group in (*joined, *gates) for layer in group):
+    for layer in spec.layers:
+        joined += [layer.qkv, (layer.out,), *([] if layer.down is None else [(layer.down,)])]
+    gates = [layer.gate_up for layer in spec.layers if layer.gate_up]
+    if not all(stored_rows(each) for group in (*joined, *gates) for each in group):
         return "some of its linear layers are stored without blocks"
     reasons = [why_not_packed([stored_rows(each) for each in group]) for group in joined]
     reasons += [why_not_packed([stored_rows(each) for each in group], True) for group in gates]
+    reasons += [why_experts_not_packed(each) for each in spec.experts]
     return next(filter(None, reasons), None)
 
 
@@ -230,7 +235,8 @@ def _missing_in_layers(spec: DecoderSpec) -> str | None:
     if spec.head_size % 2 or any(table.size % 2 for table in spec.rotary.values()):
         return f"its heads have {spec.head_size} numbers, and the native kernels need pairs"
     for layer in spec.layers:
-        biased = {"o_proj": (layer.out,), "gate_proj": layer.gate_up, "down_proj": (layer.down,)}
+        down = () if layer.down is None else (layer.down,)
+        biased = {"o_proj": (layer.out,), "gate_proj": layer.gate_up, "down_proj": down}
         for name, linear in biased.items():
             if any(each.bias is not None for each in linear):
                 return f"its {name} has a bias, which the native kernels do not have"
@@ -250,7 +256,7 @@ def _why_slower(spec: DecoderSpec, library: NativeLibrary) -> str | None:
     """
     if library.multiplies_tiles:
         first = spec.layers[0]
-        depths = [first.qkv[0], first.out, first.down]
+        depths = [first.qkv[0], first.out, *([] if first.down is None else [first.down])]
         if spec.state_input is not None:
             depths.append(spec.state_input.projection)
         for layer in depths:

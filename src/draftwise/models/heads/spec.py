@@ -39,8 +39,8 @@ class EagleSpec:
         head: the projection to the vocabulary; ``None`` for the target's.
         vocab_size: the target's number of tokens.
         logit_scale: factor of the logits.
-        num_heads, num_kv_heads, head_size, hidden_size, intermediate_size, activation, scaling,
-            softcap, residual_scale: see :class:`draftwise.models.decoder_spec.DecoderSpec`.
+        num_heads, num_kv_heads, head_size, hidden_size, activation, scaling, softcap,
+            residual_scale: see :class:`draftwise.models.decoder_spec.DecoderSpec`.
         rotary: the rotary embedding.
     """
 
@@ -56,7 +56,6 @@ class EagleSpec:
     num_kv_heads: int
     head_size: int
     hidden_size: int
-    intermediate_size: int
     activation: Activation
     scaling: float
     softcap: float | None
@@ -99,7 +98,6 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
         config.num_kv_heads,
         config.head_size,
         config.hidden_size,
-        config.intermediate_size,
         _activation(config),
         config.head_size**-0.5,
         None,
@@ -125,7 +123,6 @@ def eagle_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Ten
         config.num_kv_heads,
         config.head_size,
         config.hidden_size,
-        config.intermediate_size,
         _activation(config),
         config.head_size**-0.5,
         None,

@@ -11,6 +11,7 @@
 
 #include "attention_tasks.h"
 #include "blocks.h"
+#include "experts.h"
 #include "matrix.h"
 #include "narrow.h"
 #include "packed_product.h"
@@ -25,10 +26,13 @@ struct DecoderLayer {
     const float *attention_norm, *mlp_norm;          // [hidden] norms of the blocks' inputs
     const float *attention_out_norm, *mlp_out_norm;  // [hidden] norms of the blocks' outputs
     const float *q_norm, *k_norm;                    // [norm size] before the rotary embedding
-    const void *qkv, *out, *gate_up, *down;
+    const void *qkv, *out;
+    const void *gate_up, *down;        // null if the layer has only experts that tokens choose
+    const Experts *experts;            // null for none
     const float *qkv_bias;             // padded with zeros to whole panels, or null
     int64_t q_norm_size, k_norm_size;  // of one head, or of all heads that are normalised together
     int64_t rotary;                    // index of the rotary embedding; -1 for none
+    int64_t intermediate;              // size of the gate; 0 for none
 };
 
 // How the first layer of a drafting head reads states of a target; see StateInputSpec of
@@ -53,7 +57,8 @@ struct DecoderModel {
     const void *head;             // packed panels of the vocabulary projection
     const DecoderLayer *layers;   // [num_layers]
     const int64_t *rotary_sizes;  // [rotary embeddings] leading elements of a head that are rotated
-    int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
+    int64_t num_layers, hidden, heads, kv_heads, head_size, vocab;
+    int64_t packs_experts;   // whether experts have weights of packed.h, whatever the others have
     int64_t is_bfloat16;     // whether weights and cache are BFloat16, not float32
     int64_t bits;            // stored bits per number of a matrix: those of its type, fewer for
                              // narrow.h, or PACKED
@@ -143,7 +148,9 @@ struct Buffers {
     float *scratch;
     char *expanded;    // [threads, expanded_bytes] expanded panels
     int64_t *claimed;  // [2, threads, COUNTERS_PER_LINE]; see Pass::claimed
+    char *experts;     // ExpertBuffers
     int64_t scratch_size, expanded_bytes, bytes;
+    int64_t most_experts = 0, most_chosen = 0, expert_inner = 0;  // largest of all layers
 
     Buffers(const DecoderModel &model, char *memory, int64_t num_tokens, int64_t largest_segment,
             int64_t num_threads) {
@@ -158,12 +165,19 @@ struct Buffers {
         normed_stride = row_stride(W(), num_tokens, model.hidden);
         inputs_stride = row_stride(W(), num_tokens, attended_size);
         qkv_stride = round_up(attended_size + 2 * kv_size, PANEL_WIDTH);
-        const int64_t inner_size = std::max(model.intermediate, model.adapter_rank);
+        int64_t inner_size = model.adapter_rank;
+        bool norms_outputs = false;
+        for (int64_t i = 0; i < model.num_layers; ++i) {
+            const DecoderLayer &layer = model.layers[i];
+            norms_outputs |= layer.attention_out_norm || layer.mlp_out_norm;
+            inner_size = std::max(inner_size, layer.intermediate);
+            if (!layer.experts) continue;
+            most_experts = std::max(most_experts, layer.experts->count);
+            most_chosen = std::max(most_chosen, layer.experts->chosen);
+            expert_inner = std::max(expert_inner, layer.experts->inner);
+        }
         active_stride = round_up(inner_size, PANEL_WIDTH);
         inner_stride = WHOLE_ROWS ? num_tokens : round_up(inner_size, LANES);
-        bool norms_outputs = false;
-        for (int64_t i = 0; i < model.num_layers; ++i)
-            norms_outputs |= model.layers[i].attention_out_norm || model.layers[i].mlp_out_norm;
         allocate(hidden, num_tokens * hidden_stride);
         allocate(projected, norms_outputs ? num_tokens * hidden_stride : 0);
         const StateInput *reads = model.state_input;
@@ -190,11 +204,25 @@ struct Buffers {
         scratch_size = attention_scratch_size(largest_segment, model.heads, model.kv_heads,
                                               model.kv_heads, model.head_size, model.head_size);
         allocate(scratch, num_threads * scratch_size);
-        const int64_t max_depth = std::max({model.hidden, attended_size, model.intermediate,
-                                            model.adapter_rank, states_size, reads ? 2 * model.hidden : 0});
+        const int64_t max_depth =
+            std::max({model.hidden, attended_size, inner_size, expert_inner, states_size,
+                      reads ? 2 * model.hidden : 0});
         expanded_bytes = expansion_bytes(W(), max_depth);
+        if (model.packs_experts)
+            expanded_bytes = std::max(expanded_bytes, expansion_bytes(PackedWeight(), max_depth));
         allocate(expanded, num_threads * expanded_bytes);
+        allocate(experts, !most_experts ? 0
+                          : model.packs_experts
+                              ? experts_of<PackedWeight>(nullptr, num_tokens, model.hidden).bytes
+                              : experts_of<W>(nullptr, num_tokens, model.hidden).bytes);
         allocate(claimed, 2 * num_threads * COUNTERS_PER_LINE);
+    }
+
+    // Intermediate results of experts with weights X.
+    template <class X>
+    ExpertBuffers<X> experts_of(char *memory, int64_t num_tokens, int64_t hidden) const {
+        return ExpertBuffers<X>(memory, num_tokens, hidden, most_experts, most_chosen,
+                                expert_inner);
     }
 };
 
@@ -396,9 +424,8 @@ struct Pass {
         product(buffers.inner, buffers.inner_stride, rows, rank, model.adapter_up,
                 num_panels(model.hidden),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                    float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL_WIDTH;
-                    write(read(to) + left, to);
-                    write(read(to + LANES) + right, to + LANES);
+                    add_columns(left, right, buffers.hidden + row * buffers.hidden_stride +
+                                                 panel * PANEL_WIDTH);
                 });
         worker.wait();
     }
@@ -463,13 +490,12 @@ struct Pass {
                (product % 2 * worker.count + thread) * Buffers<W>::COUNTERS_PER_LINE;
     }
 
-    // Computes this thread's part of a product. With work stealing, a thread claims the pieces of
-    // its own share of the panels and then pieces of the other threads' shares, as cores may differ
-    // in speed or be interrupted. The caller must synchronise the threads after each product.
-    template <class Epilogue>
-    void product(const typename W::Input *x, int64_t stride, int64_t rows, int64_t depth,
-                 const void *weight, int64_t panels, const Epilogue &epilogue) {
-        char *expanded = buffers.expanded + worker.index * buffers.expanded_bytes;
+    // Calls work(first, end) for the panels of a product that this thread computes. With work
+    // stealing, a thread claims the pieces of its own share of the panels and then pieces of the
+    // other threads' shares, as cores may differ in speed or be interrupted. The caller must
+    // synchronise the threads after each product.
+    template <class Work>
+    void claim(int64_t panels, const Work &work) {
         // Resets the counter of the next product, which no thread uses before the next barrier.
         *claimed(num_products + 1, worker.index) = 0;
         for (int64_t i = 0; i < worker.count; ++i) {
@@ -483,17 +509,32 @@ struct Pass {
                 if (!__atomic_compare_exchange_n(counter, &offset, end, true, __ATOMIC_RELAXED,
                                                  __ATOMIC_RELAXED))
                     continue;
-                multiply(W(), x, stride, rows, depth, weight, first + offset, first + end, expanded,
-                         epilogue);
+                work(first + offset, first + end);
                 offset = __atomic_load_n(counter, __ATOMIC_RELAXED);
             }
         }
         ++num_products;
     }
 
+    // Computes this thread's part of a product; see claim.
+    template <class Epilogue>
+    void product(const typename W::Input *x, int64_t stride, int64_t rows, int64_t depth,
+                 const void *weight, int64_t panels, const Epilogue &epilogue) {
+        claim(panels, [&](int64_t first, int64_t end) {
+            multiply(W(), x, stride, rows, depth, weight, first, end, own_expanded(), epilogue);
+        });
+    }
+
+    // This thread's memory for expanded panels.
+    char *own_expanded() const {
+        return buffers.expanded + worker.index * buffers.expanded_bytes;
+    }
+
     // Adds the product of x and a weight to hidden. It is normalised first unless norm is null.
+    // factors has a factor of each row, at a distance of factor_stride, or is null.
     void add_product(const typename W::Input *x, int64_t stride, int64_t depth,
-                     const void *weight, const float *norm) {
+                     const void *weight, const float *norm, const float *factors = nullptr,
+                     int64_t factor_stride = 0) {
         const float scale = (float)model.residual_scale;
         product(x, stride, call.num_tokens, depth, weight, num_panels(model.hidden),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
@@ -503,12 +544,21 @@ struct Pass {
                         write(right, buffers.projected + offset + LANES);
                         return;
                     }
-                    float *to = buffers.hidden + offset;
-                    write(read(to) + left * scale, to);
-                    write(read(to + LANES) + right * scale, to + LANES);
+                    const float own = factors ? scale * factors[row * factor_stride] : scale;
+                    add_columns(left * own, right * own, buffers.hidden + offset);
                 });
         worker.wait();
         if (norm) add_normed_rows(norm);
+    }
+
+    // Adds two vectors of columns.
+    static void add_columns(Floats left, Floats right, float *to) {
+        write(read(to) + left, to);
+        write(read(to + LANES) + right, to + LANES);
+    }
+
+    Floats activate(Floats gate, Floats up) const {
+        return (model.activation == GELU_TANH ? gelu_tanh(gate) : silu(gate)) * up;
     }
 
     void layer(int64_t index) {
@@ -538,23 +588,63 @@ struct Pass {
         add_product(inputs, Buffers<W>::CONVERTS ? buffers.inputs_stride : buffers.attended_size,
                     buffers.attended_size, layer.out,
                     layer.attention_out_norm);
-        norm_rows(layer.mlp_norm);
+        if (!layer.experts) {
+            norm_rows(layer.mlp_norm);
+            feed_forward(layer);
+        } else if (model.packs_experts) {
+            add_experts<PackedWeight>(layer);
+        } else {
+            add_experts<W>(layer);
+        }
+    }
+
+    // Adds the feed-forward block of normalised rows to hidden. factors are those of add_product.
+    void feed_forward(const DecoderLayer &layer, const float *factors = nullptr,
+                      int64_t factor_stride = 0) {
         product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden,
-                layer.gate_up, round_up(model.intermediate, LANES) / LANES,
+                layer.gate_up, round_up(layer.intermediate, LANES) / LANES,
                 [&](int64_t row, int64_t panel, Floats gate, Floats up) {
-                    const Floats active =
-                        model.activation == GELU_TANH ? gelu_tanh(gate) : silu(gate);
+                    const Floats result = activate(gate, up);
                     if constexpr (Buffers<W>::WHOLE_ROWS)
-                        write(active * up,
+                        write(result,
                               buffers.active + row * buffers.active_stride + panel * LANES);
                     else
-                        write(active * up,
-                              buffers.inner + row * buffers.inner_stride + panel * LANES);
+                        write(result, buffers.inner + row * buffers.inner_stride + panel * LANES);
                 });
         worker.wait();
-        put_active_rows(model.intermediate);
-        add_product(buffers.inner, buffers.inner_stride, model.intermediate, layer.down,
-                    layer.mlp_out_norm);
+        put_active_rows(layer.intermediate);
+        add_product(buffers.inner, buffers.inner_stride, layer.intermediate, layer.down,
+                    layer.mlp_out_norm, factors, factor_stride);
+    }
+
+    // Adds the experts of a layer to hidden, and the feed-forward block of all tokens if it has one.
+    template <class X>
+    void add_experts(const DecoderLayer &layer) {
+        const Experts &experts = *layer.experts;
+        const int64_t tokens = call.num_tokens, hidden = model.hidden;
+        const auto memory = buffers.template experts_of<X>(buffers.experts, tokens, hidden);
+        for (int64_t i = worker.first(tokens); i < worker.end(tokens); ++i) {
+            float *row = memory.rows + i * memory.hidden_stride;
+            normalise(buffers.hidden + i * buffers.hidden_stride, layer.mlp_norm, hidden, hidden,
+                      model.epsilon, row);
+            if (layer.gate_up)
+                put_row(W(), row, hidden, buffers.normed_stride,
+                        row_of(W(), buffers.normed, buffers.normed_stride, i));
+        }
+        worker.wait();
+        route(experts, tokens, hidden, memory, worker);
+        if (layer.gate_up)
+            feed_forward(layer, experts.has_shared_gate ? memory.scores + experts.count : nullptr,
+                         memory.score_stride);
+        const float scale = (float)model.residual_scale;
+        compute_experts(
+            experts, tokens, hidden, memory, worker, own_expanded(),
+            [&](int64_t panels, const auto &work) { claim(panels, work); },
+            [&](Floats gate, Floats up) { return activate(gate, up); },
+            [&](int64_t token, int64_t panel, Floats left, Floats right) {
+                add_columns(left * scale, right * scale,
+                            buffers.hidden + token * buffers.hidden_stride + panel * PANEL_WIDTH);
+            });
     }
 
     // Converts the rows of active to those of inner, if rows are converted as a whole.

@@ -45,6 +45,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(DraftCall),
         SIZE_OF(GreedyCall),
         SIZE_OF(ExpandCall),
+        SIZE_OF(Experts),
         SIZE_OF(MatchSums),
         SIZE_OF(ScoreCall),
         SIZE_OF(NarrowHeader),
@@ -92,9 +93,12 @@ DRAFTWISE_EXPORT void draftwise_attention(const AttentionCall *call, const Threa
 #if defined(__AMX_BF16__)
 // Whether the depth of every product of a model is a multiple of a tile's.
 static bool fits_tiles(const DecoderModel &model) {
-    const int64_t depths[] = {model.hidden, model.heads * model.head_size, model.intermediate};
-    for (const int64_t depth : depths)
-        if (depth % TILE_DEPTH) return false;
+    if (model.hidden % TILE_DEPTH || model.heads * model.head_size % TILE_DEPTH) return false;
+    for (int64_t i = 0; i < model.num_layers; ++i) {
+        const DecoderLayer &layer = model.layers[i];
+        if (layer.intermediate % TILE_DEPTH) return false;
+        if (layer.experts && layer.experts->inner % TILE_DEPTH) return false;
+    }
     const StateInput *reads = model.state_input;
     if (reads && reads->num_states * reads->size % TILE_DEPTH) return false;
     return may_use_tiles();
