@@ -25,8 +25,8 @@ from draftwise.values import integer
 _BUDGET_SECONDS = 2.5
 _FIRST_SWEEP_FRACTION = 0.6
 _QUICK_REPEATS = 3
-# Shorter passes are measured twice at once, because the first one touches new memory, which takes up
-# to a tenth of a second.
+# Shorter passes are measured twice at once, because the first one touches new memory, which takes
+# up to a tenth of a second.
 _SHORT_PASS_SECONDS = 0.25
 # Time budget in seconds for the first draft pass of a step.
 _FIRST_DRAFT_SECONDS = 0.3
