@@ -13,7 +13,7 @@ def config(**values):
 
 
 def test_methods_of_heads():
-    for method in ["eagle", "eagle3"]:
+    for method in ["eagle", "eagle3", "dflash", "dspark"]:
         expected = SpeculationConfig("folder", num_speculative_tokens=3, method=method)
         assert config(method=method, model="folder", num_speculative_tokens=3) == expected
         assert config(method=method, draft=["suffix", "folder"]).method == method
@@ -46,12 +46,10 @@ def test_methods_of_the_targets_own_layers():
 OTHER_METHODS = [
     ("medusa", r"\(Medusa\) are not run by Draftwise yet; use 'suffix', 'draft_model' or"),
     ("mlp_speculator", "MLP speculator"),
-    ("dflash", "DFlash"),
-    ("dspark", "DSpark"),
     ("ngram_gpu", "use 'ngram'"),
     ("custom_class", "register a proposer"),
     ("extract_hidden_states", "leave it out"),
-    ("magic", "must be one of 'draft_model', 'eagle', 'eagle3', 'ngram', 'suffix'; got"),
+    ("magic", "must be one of 'draft_model', 'eagle', 'eagle3', 'dflash', 'dspark'"),
     (5, "got 5"),
     (["eagle"], r"got \['eagle'\]"),
 ]

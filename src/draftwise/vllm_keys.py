@@ -20,8 +20,6 @@ _NO_METHODS = {
         name: f"drafts of this kind ({kind}) are not run by Draftwise yet; use 'suffix', "
         "'draft_model' or 'eagle3'"
         for name, kind in (
-            ("dflash", "DFlash"),
-            ("dspark", "DSpark"),
             ("hydra", "Hydra"),
             ("medusa", "Medusa"),
             ("mlp_speculator", "MLP speculator"),

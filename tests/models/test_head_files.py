@@ -134,7 +134,7 @@ def test_other_folders_are_no_heads(tmp_path, models):
 
 def test_wrong_configurations_are_refused(tmp_path):
     for changes, message in [
-        ({"speculators_model_type": "dflash"}, "of type 'dflash'"),
+        ({"speculators_model_type": "medusa"}, "of type 'medusa'"),
         ({"transformer_layer_config": None}, "no transformer_layer_config"),
         ({"draft_vocab_size": 0}, "draft_vocab_size in config.json"),
         ({"logit_scale": "large"}, "logit_scale in config.json of the head must be a positive"),

@@ -1,4 +1,4 @@
-"""Drafts of kinds that Draftwise does not run, recognised by their ``config.json``."""
+"""Drafts that are no models of their own, recognised by their ``config.json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from draftwise.errors import UnsupportedModelError
 
 # What to use in place of a draft that Draftwise does not run.
 INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"
-# What ``speculators`` calls the kinds that Draftwise runs.
+# Kinds that are recognised here and run as drafts.
+RUN_AS_DRAFTS = frozenset({"DFlash", "DSpark"})
+# What ``speculators`` calls the other kinds that Draftwise runs.
 RUN_BY_DRAFTWISE = ("eagle", "eagle3")
 _SPECULATORS = {
     "dflash": "DFlash",
@@ -44,7 +46,7 @@ _OF_DFLASH_2 = ("conv_kernel_size", "selector_rank")
 
 
 def other_kind(config: Mapping[str, Any]) -> str | None:
-    """The kind of a draft that Draftwise does not run; ``None`` for any other model.
+    """The kind of a draft that is no model of its own; ``None`` for EAGLE and for any other model.
 
     Args:
         config: the contents of a ``config.json``.
@@ -67,7 +69,7 @@ def other_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def refuse_other_draft(config: Mapping[str, Any], name: str, role: str) -> None:
-    """Refuse a draft of a kind that Draftwise does not run.
+    """Refuse a draft of a kind that Draftwise does not run in a role.
 
     Args:
         config: the contents of its ``config.json``.
@@ -78,7 +80,7 @@ def refuse_other_draft(config: Mapping[str, Any], name: str, role: str) -> None:
         UnsupportedModelError: it is such a draft. The error names its kind and the remedy.
     """
     kind = other_kind(config)
-    if kind is not None:
+    if kind is not None and not (role == "draft" and kind in RUN_AS_DRAFTS):
         raise other_draft(kind, name, role)
 
 

@@ -11,7 +11,7 @@ QUANTIZATIONS = ("int8", "int4")
 MODEL_FREE_DRAFTS = ("ngram", "suffix")
 
 # Kinds of heads, which are also values of vLLM's ``method``.
-HEAD_METHODS = ("eagle", "eagle3")
+HEAD_METHODS = ("eagle", "eagle3", "dflash", "dspark")
 
 # vLLM's ``method`` for drafts of MTP layers of the target. Earlier names begin with the family.
 MTP_METHOD = "mtp"

@@ -31,6 +31,7 @@ from draftwise.engine.verification import TargetVerifier
 from draftwise.errors import CacheExhaustedError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.model import ExitModel
+from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
@@ -408,11 +409,15 @@ def _with_costs_of(proposers: list[str], latency: LatencyModel | None) -> Latenc
 def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:
     """The names of the configured proposers; empty without any.
 
-    A draft model is drafted with by ``"model"``, a head by ``"eagle"``, and an exit of the target
-    by ``"exit"``.
+    A draft model is drafted with by ``"model"``, a head by ``"eagle"`` or ``"block"``, and an exit
+    of the target by ``"exit"``.
     """
     names = [name for name in model_free_proposers(speculation) if name != "none"]
     if models.draft is None:
         return names
-    kinds: dict[type[PackedModel], str] = {HeadModel: "eagle", ExitModel: "exit"}
+    kinds: dict[type[PackedModel], str] = {
+        HeadModel: "eagle",
+        BlockHeadModel: "block",
+        ExitModel: "exit",
+    }
     return [*names, kinds.get(type(models.draft.model), "model")]

@@ -135,7 +135,7 @@ class DecoderLayer:
             q, k = self.q_norm.of_heads(qk[:, :heads]), self.k_norm.of_heads(qk[:, heads:])
             qk = torch.cat((q, k), dim=1)
         if angles is not None:
-            qk = _rotate(qk, *angles)
+            qk = rotate(qk, *angles)
         real = len(packed.positions)
         out = attend(
             packed,
@@ -147,11 +147,24 @@ class DecoderLayer:
         ).view(real, -1)
         if real < tokens:
             out = F.pad(out, (0, 0, 0, tokens - real))
+        return self.after_attention(hidden, out)
+
+    def after_attention(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """Compute the layer after the attention.
+
+        Args:
+            hidden: residual stream ``[tokens, hidden]``.
+            out: ``[tokens, heads * value_size]`` the result of the attention.
+
+        Returns:
+            The residual stream after the layer.
+        """
         hidden = self._add(hidden, self.out(out), self.attention_out_norm)
         normed = hidden if self.mlp_norm is None else self.mlp_norm(hidden)
         gate_up = self.gate_up(normed)
-        gate = self._activation(gate_up[:, : spec.intermediate_size])
-        out = self.down(gate * gate_up[:, spec.intermediate_size :])
+        size = self._spec.intermediate_size
+        gate = self._activation(gate_up[:, :size])
+        out = self.down(gate * gate_up[:, size:])
         return self._add(hidden, out, self.mlp_out_norm)
 
     def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> Tensor:
@@ -163,7 +176,7 @@ class DecoderLayer:
         return hidden + out
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (Su et al. 2021) of ``[tokens, heads, head]``.
 
     Each number is paired with the one half of the rotated part further. The numbers after the

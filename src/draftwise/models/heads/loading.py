@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from torch import Tensor
 from draftwise import zoo
 from draftwise.checkpoints.fingerprint import tensors_fingerprint
 from draftwise.checkpoints.gguf import is_gguf
-from draftwise.checkpoints.heads.config import HeadKind
+from draftwise.checkpoints.heads.block_config import BlockHeadConfig
+from draftwise.checkpoints.heads.config import DraftHeadConfig, HeadConfig, HeadKind
 from draftwise.checkpoints.heads.files import find_head, read_head, read_head_config
 from draftwise.checkpoints.heads.origin import warn_of_other_target
 from draftwise.checkpoints.source import locate, split_name
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
+from draftwise.models.heads.block_model import BlockHeadModel
+from draftwise.models.heads.block_spec import block_spec
+from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
 from draftwise.models.loading import LoadedModel
@@ -132,23 +137,35 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
             )
     elif not _is_same(own, embedding):
         embedding = own
-    describe = head_spec if config.kind is HeadKind.EAGLE3 else eagle_spec
     size = sum(each.numel() for each in tensors.values())
     return LoadedModel(
         name,
-        HeadModel(
-            describe(config, tensors, embedding.to(dtype)),
-            head_layers(config, target.max_model_len),
-            config.states_of(len(model.layers)),
-            weights.target_ids,
-            model,
-        ),
+        _described(config, tensors, embedding.to(dtype), weights.target_ids, target),
         None,
         target.max_model_len,
         frozenset(),
         size,
         tensors_fingerprint(settings, weights.tensors),
     )
+
+
+def _described(
+    config: DraftHeadConfig,
+    tensors: Mapping[str, Tensor],
+    embedding: Tensor,
+    target_ids: Tensor,
+    target: LoadedModel,
+) -> DraftHead:
+    """The head of a kind, of checked weights."""
+    model = target.model
+    states = config.states_of(len(model.layers))
+    if isinstance(config, BlockHeadConfig):
+        block = block_spec(config, tensors, embedding, target.max_model_len)
+        return BlockHeadModel(block, states, target_ids, model)
+    assert isinstance(config, HeadConfig)
+    describe = head_spec if config.kind is HeadKind.EAGLE3 else eagle_spec
+    spec, layers = describe(config, tensors, embedding), head_layers(config, target.max_model_len)
+    return HeadModel(spec, layers, states, target_ids, model)
 
 
 def _is_same(own: Tensor, embedding: Tensor) -> bool:

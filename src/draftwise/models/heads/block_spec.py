@@ -1,0 +1,195 @@
+"""A head that drafts blocks as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.checkpoints.heads.block_config import BlockHeadConfig, MarkovKind
+from draftwise.models.decoder_spec import Activation, LayerSpec, NormSpec, RotaryTable
+from draftwise.models.heads.spec import HeadParts, head_activation, head_rotary
+from draftwise.models.layer_shape import LayerShape
+
+
+class BlockView(NamedTuple):
+    """The keys that the rows of a block attend to in one layer.
+
+    Attributes:
+        window: number of newest tokens; ``None`` for all.
+        from_anchor: whether the window has the tokens before the block, the same for all rows.
+            Otherwise that of each row ends with the row itself.
+        is_causal: whether a row attends to the rows of the block up to itself only.
+    """
+
+    window: int | None
+    from_anchor: bool
+    is_causal: bool
+
+    def first(self, anchor: int) -> int:
+        """The first position that any row of a block attends to.
+
+        Args:
+            anchor: position of the first row.
+        """
+        if self.window is None:
+            return 0
+        return max(0, anchor - self.window + (not self.from_anchor))
+
+    def hidden(self, anchor: int, size: int, device: torch.device) -> Tensor:
+        """``[size, keys]`` whether each row does not attend to each key from the first one on.
+
+        Args:
+            anchor: position of the first row.
+            size: number of rows.
+            device: device of the result.
+        """
+        keys = torch.arange(self.first(anchor), anchor + size, device=device)
+        rows = torch.arange(anchor, anchor + size, device=device).unsqueeze(1)
+        hidden = torch.zeros(size, len(keys), dtype=torch.bool, device=device)
+        if self.is_causal:
+            hidden |= keys > rows
+        if self.window is not None and not self.from_anchor:
+            hidden |= (rows - keys >= self.window) | (keys - rows >= self.window)
+        return hidden
+
+    @property
+    def kept(self) -> int | None:
+        """The window that a cache keeps for the next block; ``None`` for all tokens."""
+        return None if self.window is None else self.window + self.from_anchor
+
+
+@dataclass(frozen=True)
+class MarkovSpec:
+    """A Markov head; see :class:`draftwise.models.heads.markov.MarkovHead`.
+
+    Attributes:
+        kind: how it computes the bias.
+        embedding: ``[target_vocab, rank]`` W1.
+        projection: W2, from the rank to the draft's vocabulary.
+        joint: the linear layer of the gate or of the state; ``None`` for the vanilla head.
+    """
+
+    kind: MarkovKind
+    embedding: Tensor
+    projection: nn.Linear
+    joint: nn.Linear | None
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """A head of DFlash or DSpark; see :class:`draftwise.models.heads.block_forward.BlockForward`.
+
+    Attributes:
+        embedding: ``[tokens, hidden]`` the token embedding.
+        embedding_scale: factor of the embedded rows.
+        fusion: the linear layer from the target's states to a row of the context.
+        context_norm: norm of these rows.
+        layers: the decoder layers.
+        views: ``[layers]`` what the rows of a block attend to.
+        norm: norm before the projection to the vocabulary.
+        head: the projection to the vocabulary; ``None`` for the target's.
+        logit_scale: factor of the logits.
+        logit_softcap: limit of the logits; ``None`` for no limit.
+        block_size: rows of a block.
+        mask_token_id: the token of all rows but the first.
+        discards_anchor: whether the first row predicts nothing.
+        markov: the Markov head; ``None`` for none.
+        num_heads, num_kv_heads, head_size, hidden_size, intermediate_size, activation, scaling,
+            softcap, residual_scale: see :class:`draftwise.models.decoder_spec.DecoderSpec`.
+        rotary: the rotary embedding.
+    """
+
+    embedding: Tensor
+    embedding_scale: float
+    fusion: nn.Linear
+    context_norm: NormSpec
+    layers: tuple[LayerSpec, ...]
+    views: tuple[BlockView, ...]
+    norm: NormSpec
+    head: nn.Linear | None
+    logit_scale: float
+    logit_softcap: float | None
+    block_size: int
+    mask_token_id: int
+    discards_anchor: bool
+    markov: MarkovSpec | None
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    intermediate_size: int
+    activation: Activation
+    scaling: float
+    softcap: float | None
+    residual_scale: float
+    rotary: RotaryTable
+
+
+def block_spec(
+    config: BlockHeadConfig,
+    tensors: Mapping[str, Tensor],
+    embedding: Tensor,
+    max_model_len: int,
+) -> BlockSpec:
+    """Describe a head that drafts blocks.
+
+    Args:
+        config: its configuration.
+        tensors: its weights by the names of :class:`draftwise.models.heads.HeadWeights`, in one
+            dtype and on one device.
+        embedding: ``[target_vocab, hidden]`` the token embedding, its own or the target's.
+        max_model_len: longest context that is served.
+
+    Raises:
+        UnsupportedModelError: the activation is not supported.
+    """
+    parts = HeadParts(config, tensors)
+    windows = [None if w is None or w >= max_model_len else w for w in config.windows]
+    markov = None
+    if config.markov is not None:
+        name = {MarkovKind.GATED: "gate_proj", MarkovKind.RNN: "joint_proj"}.get(config.markov.kind)
+        markov = MarkovSpec(
+            config.markov.kind,
+            tensors["markov_head.markov_w1.weight"],
+            parts.linear("markov_head.markov_w2"),
+            None if name is None else parts.linear(f"markov_head.{name}"),
+        )
+    return BlockSpec(
+        embedding,
+        config.embedding_scale,
+        parts.linear("fc"),
+        parts.norm("hidden_norm.weight"),
+        parts.layers(),
+        tuple(
+            BlockView(window, config.windows_from_anchor, is_causal)
+            for window, is_causal in zip(windows, config.is_causal, strict=True)
+        ),
+        parts.norm("norm.weight"),
+        parts.linear("lm_head") if "lm_head.weight" in tensors else None,
+        config.logit_scale,
+        config.logit_softcap,
+        config.block_size,
+        config.mask_token_id,
+        config.discards_anchor,
+        markov,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_size,
+        config.hidden_size,
+        config.intermediate_size,
+        head_activation(config),
+        config.head_size**-0.5,
+        None,
+        1.0,
+        RotaryTable(head_rotary(config).to(embedding.device), None),
+    )
+
+
+def block_layers(spec: BlockSpec) -> list[LayerShape]:
+    """The keys and values of each layer for one token."""
+    heads, size = spec.num_kv_heads, spec.head_size
+    return [LayerShape(heads, size, size, view.kept) for view in spec.views]
