@@ -1,0 +1,117 @@
+"""With a head that drafts blocks, the engine's texts have exactly the target's distribution.
+
+The proposals are one-hot, drawn independently of each other, or drawn from left to right.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from draftwise.core.types import Plan
+from draftwise.engine.proposers.block import BlockProposer
+from draftwise.policies import Signal
+from draftwise.policies.base import PolicyContext
+from draftwise.policies.fixed import FixedLength
+
+from ..tiny_blocks import BlockRecipe
+from .heads import engine_with_head
+from .test_block_heads import folder_of
+from .test_lossless import (
+    IMPOSSIBLE,
+    NOT_UNLIKELY,
+    NUM_REQUESTS_OF_EACH_POLICY,
+    Case,
+    assert_texts_follow_the_target,
+)
+
+pytestmark = pytest.mark.slow
+
+# The target has one layer.
+DFLASH = BlockRecipe(layers=(-1,), block_size=4)
+# It proposes three quarters of the tokens.
+DSPARK = DFLASH.changed(discards_anchor=False, draft_vocab=6)
+
+
+@dataclass(frozen=True)
+class BlockCase(Case):
+    """A :class:`Case` whose draft is a head that drafts blocks."""
+
+    num_requests: int = NUM_REQUESTS_OF_EACH_POLICY
+    head: BlockRecipe = DFLASH
+    looks_back: bool = False
+
+    def __str__(self):
+        return f"{self.head.markov or 'dflash'}-{super().__str__()}"
+
+    def engine(self, models, max_batch_size=512):
+        layout = "z-lab" if self.head.discards_anchor else "speculators"
+        return engine_with_head(
+            models,
+            self.recipe,
+            folder=folder_of(models, self.head, layout),
+            max_batch_size=max_batch_size,
+            policy=self.policy,
+            num_speculative_tokens=self.num_speculative_tokens,
+            verification=self.verification,
+            policy_object=_LooksBack(PolicyContext(3)) if self.looks_back else None,
+        )
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Tokens are drawn, independently of each other without a Markov head."""
+    monkeypatch.setattr(BlockProposer, "is_certain", property(lambda self: False, lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        BlockCase("fixed", "block", 3),
+        BlockCase("sv", "token", 2),
+        BlockCase("svip", "token", 3, head=DSPARK.changed(markov="vanilla")),
+        BlockCase("fixed", "block", 4, head=DSPARK.changed(markov="gated")),
+        BlockCase("adaptive", "block", 3, head=DSPARK.changed(markov="rnn")),
+    ],
+    ids=str,
+)
+def test_texts_follow_the_target(models, case):
+    """One-hot without a Markov head, conditional with one."""
+    assert_texts_follow_the_target(models, case)
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("policy", ["fixed", "svip"])
+def test_texts_with_independent_proposals_follow_the_target(models, policy):
+    assert_texts_follow_the_target(models, BlockCase(policy, "block", 3))
+
+
+class _LooksBack(FixedLength):
+    """Cuts a draft before the first token that the head finds unlikely.
+
+    The decision about a position uses what was drawn there, and the proposal does not say so.
+    """
+
+    signals = frozenset({Signal.TOKEN_PROBABILITY})
+
+    def select(self, draft, companion_scores):
+        if draft.signals is None or not any(draft.lengths):
+            return super().select(draft, companion_scores)
+        likely = (draft.signals.token_probs >= 0.25).long().cumprod(dim=1).sum(dim=1).tolist()
+        lengths = tuple(map(min, likely, draft.lengths))
+        if draft.probs is not None:
+            for row, length in enumerate(lengths):
+                draft.probs[row, length:] = 0.0
+        return Plan(draft.tokens, lengths, draft.probs)
+
+
+@pytest.mark.parametrize("markov", [None, "rnn"])
+def test_a_truncation_that_looks_back_is_detected(models, markov, request):
+    """Where tokens are drawn. One-hot proposals may be cut by any rule."""
+    if markov is None:
+        case = BlockCase("fixed", "token", 3, looks_back=True)
+        tokens, _ = case.sampled(models)
+        assert min(case.p_values(models, tokens)) > NOT_UNLIKELY
+        request.getfixturevalue("drawn")
+    case = BlockCase("fixed", "token", 3, head=DFLASH.changed(markov=markov), looks_back=True)
+    tokens, _ = case.sampled(models)
+    assert min(case.p_values(models, tokens)) < IMPOSSIBLE
