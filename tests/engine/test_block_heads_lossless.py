@@ -96,7 +96,7 @@ class _LooksBack(FixedLength):
     def select(self, draft, companion_scores):
         if draft.signals is None or not any(draft.lengths):
             return super().select(draft, companion_scores)
-        likely = (draft.signals.token_probs >= 0.25).long().cumprod(dim=1).sum(dim=1).tolist()
+        likely = (draft.signals.token_probs >= 0.5).long().cumprod(dim=1).sum(dim=1).tolist()
         lengths = tuple(map(min, likely, draft.lengths))
         if draft.probs is not None:
             for row, length in enumerate(lengths):
