@@ -5,7 +5,6 @@ import torch
 
 from draftwise import LLM, SamplingParams
 from draftwise.engine.cached_draft_head import CachedDraftHead
-from draftwise.engine.proposers.block import BlockProposer
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.outputs import TokenSource
@@ -41,14 +40,8 @@ def params(count, **changes):
     return [SamplingParams(**{**defaults, "seed": seed, **changes}) for seed in range(count)]
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """All heads draw their tokens, so that drafts have the distributions that are compared."""
-    monkeypatch.setattr(BlockProposer, "is_certain", property(lambda self: False, lambda *_: None))
-
-
 def engine_of(models, head, layout="z-lab", target=TARGET, **settings):
-    defaults = {"num_speculative_tokens": 8, "caches_prefixes": False}
+    defaults = {"num_speculative_tokens": 8, "caches_prefixes": False, "proposals": "sampled"}
     folder = folder_of(models, head, layout)
     return engine_with_head(models, target, folder=folder, **{**defaults, **settings})
 
@@ -64,7 +57,6 @@ def farthest(models, drafts, head, target=TARGET, **settings):
     return largest
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_follow_the_equations(models, kind):
     """In batches, with prompts in chunks, before and after partial acceptances, in all layouts."""
@@ -87,7 +79,6 @@ def test_drafts_follow_the_equations(models, kind):
         assert all(other == first for other in others)
 
 
-@pytest.mark.usefixtures("drawn")
 def test_wrong_conventions_are_noticed(models):
     """Each is a small change of one setting, after which nothing fits the equations."""
     head = KINDS["vanilla"]
@@ -105,14 +96,18 @@ def test_wrong_conventions_are_noticed(models):
         head.save(folder, layout, changes, without)
         target = TARGET.draft(0.0, config={"num_hidden_layers": 3})
         engine = engine_with_head(
-            models, target, folder=str(folder), num_speculative_tokens=4, caches_prefixes=False
+            models,
+            target,
+            folder=str(folder),
+            num_speculative_tokens=4,
+            caches_prefixes=False,
+            proposals="sampled",
         )
         drafts = recorded_drafts(engine)
         generate(engine, PROMPTS, params(len(PROMPTS)))
         assert farthest(models, drafts, head, target, **settings) > 0.05, (layout, changes)
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     ("changes", "layout", "settings"),
     [
@@ -133,7 +128,6 @@ def test_variants(models, changes, layout, settings):
     assert farthest(models, drafts, head, LONG, **settings) < 1e-4
 
 
-@pytest.mark.usefixtures("drawn")
 def test_scales_of_published_configurations(models):
     """Factors and limits that DFlash has for some targets."""
     settings = {"output_multiplier": 0.5, "final_logit_softcapping": 2.0}
@@ -148,7 +142,6 @@ def test_scales_of_published_configurations(models):
         assert torch.allclose(drafted.q.log(), expected, atol=1e-4)
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("head", [KINDS["rnn"], WINDOWED], ids=["all-tokens", "windows"])
 def test_prefixes_are_restored_with_what_the_head_read(models, head):
     engine = engine_of(models, head, target=LONG, max_chunk_tokens=32, caches_prefixes=True)
@@ -161,7 +154,6 @@ def test_prefixes_are_restored_with_what_the_head_read(models, head):
     assert farthest(models, drafts, head, LONG) < 1e-4
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("head", [KINDS["gated"], WINDOWED], ids=["all-tokens", "windows"])
 def test_interrupted_steps_are_repeated(models, head, monkeypatch):
     settings = {"max_chunk_tokens": 8, "target": LONG}
@@ -269,18 +261,24 @@ def test_texts_up_to_the_end_of_the_context(models):
     assert all(each.speculation.num_drafted for each in outputs)
 
 
-def test_independent_tokens_are_proposed_with_certainty(models):
-    """So a seed gives the same text with and without drafts, and no token counts as copied."""
+def test_one_hot_proposals(models):
+    """By default where tokens are independent: a seed gives the same text with and without them."""
     sampled = params(len(PROMPTS), max_tokens=40)
     expected = generate(engine_of(models, HEAD, policy="none"), PROMPTS, sampled)
-    outputs = generate(engine_of(models, HEAD), PROMPTS, sampled)
+    outputs = generate(engine_of(models, HEAD, proposals=None), PROMPTS, sampled)
     assert token_ids(outputs) == token_ids(expected)
     assert sum(each.speculation.num_accepted for each in outputs)
     sources = {source for output in outputs for source in output.token_sources}
     assert TokenSource.DRAFT in sources
     assert TokenSource.COPY not in sources
-    conditional = generate(engine_of(models, KINDS["vanilla"]), PROMPTS, sampled)
-    assert token_ids(conditional) != token_ids(expected)
+    for kind, proposals, is_same in [
+        ("vanilla", None, False),
+        ("vanilla", "one-hot", True),
+        ("dflash", "sampled", False),
+    ]:
+        engine = engine_of(models, KINDS[kind], proposals=proposals)
+        said = token_ids(generate(engine, PROMPTS, sampled))
+        assert (said == token_ids(expected)) == is_same, kind
 
 
 def test_an_llm_drafts_with_a_folder(models):
@@ -304,6 +302,7 @@ def test_an_llm_drafts_with_a_folder(models):
 def test_what_blocks_cannot_do_is_refused(models):
     folder, target = folder_of(models, HEAD), models.folder(TARGET)
     for name, speculation, error, message in [
+        ("proposals", {"draft": "suffix", "proposals": "one-hot"}, InvalidParameterError, "leave"),
         ("tree_width", {"draft": folder, "tree_width": 2}, InvalidParameterError, "set it to 1"),
         (
             "companion",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 
 from draftwise.core.types import Plan
-from draftwise.engine.proposers.block import BlockProposer
 from draftwise.policies import Signal
 from draftwise.policies.base import PolicyContext
 from draftwise.policies.fixed import FixedLength
@@ -38,10 +37,11 @@ class BlockCase(Case):
 
     num_requests: int = NUM_REQUESTS_OF_EACH_POLICY
     head: BlockRecipe = DFLASH
+    proposals: str | None = None
     looks_back: bool = False
 
     def __str__(self):
-        return f"{self.head.markov or 'dflash'}-{super().__str__()}"
+        return f"{self.head.markov or 'dflash'}-{super().__str__()}-{self.proposals}"
 
     def engine(self, models, max_batch_size=512):
         layout = "z-lab" if self.head.discards_anchor else "speculators"
@@ -53,14 +53,9 @@ class BlockCase(Case):
             policy=self.policy,
             num_speculative_tokens=self.num_speculative_tokens,
             verification=self.verification,
+            proposals=self.proposals,
             policy_object=_LooksBack(PolicyContext(3)) if self.looks_back else None,
         )
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Tokens are drawn, independently of each other without a Markov head."""
-    monkeypatch.setattr(BlockProposer, "is_certain", property(lambda self: False, lambda *_: None))
 
 
 @pytest.mark.parametrize(
@@ -70,19 +65,19 @@ def drawn(monkeypatch):
         BlockCase("sv", "token", 2),
         BlockCase("svip", "token", 3, head=DSPARK.changed(markov="vanilla")),
         BlockCase("fixed", "block", 4, head=DSPARK.changed(markov="gated")),
+        BlockCase("fixed", "block", 3, head=DSPARK.changed(markov="rnn"), proposals="one-hot"),
         BlockCase("adaptive", "block", 3, head=DSPARK.changed(markov="rnn")),
     ],
     ids=str,
 )
 def test_texts_follow_the_target(models, case):
-    """One-hot without a Markov head, conditional with one."""
+    """By default one-hot without a Markov head, and conditional with one."""
     assert_texts_follow_the_target(models, case)
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("policy", ["fixed", "svip"])
 def test_texts_with_independent_proposals_follow_the_target(models, policy):
-    assert_texts_follow_the_target(models, BlockCase(policy, "block", 3))
+    assert_texts_follow_the_target(models, BlockCase(policy, "block", 3, proposals="sampled"))
 
 
 class _LooksBack(FixedLength):
@@ -105,14 +100,15 @@ class _LooksBack(FixedLength):
 
 
 @pytest.mark.parametrize("markov", [None, "vanilla"])
-def test_a_truncation_that_looks_back_is_detected(models, markov, request):
+def test_a_truncation_that_looks_back_is_detected(models, markov):
     """Where tokens are drawn. One-hot proposals may be cut by any rule."""
     if markov is None:
         case = BlockCase("fixed", "token", 3, num_requests=4_000, looks_back=True)
         tokens, _ = case.sampled(models)
         assert min(case.p_values(models, tokens)) > NOT_UNLIKELY
-        request.getfixturevalue("drawn")
     head = DFLASH.changed(markov=markov)
-    case = BlockCase("fixed", "token", 3, num_requests=9_000, head=head, looks_back=True)
+    case = BlockCase(
+        "fixed", "token", 3, num_requests=9_000, head=head, proposals="sampled", looks_back=True
+    )
     tokens, _ = case.sampled(models)
     assert min(case.p_values(models, tokens)) < IMPOSSIBLE

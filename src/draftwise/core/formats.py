@@ -4,6 +4,9 @@ from typing import Literal
 
 VerificationMethod = Literal["block", "token"]
 
+# What a head that drafts blocks proposes where tokens are sampled.
+PROPOSALS = ("one-hot", "sampled")
+
 # Integer weights of 8 or 4 bits. A user appends the format to a model name.
 QUANTIZATIONS = ("int8", "int4")
 

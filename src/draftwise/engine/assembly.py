@@ -140,6 +140,10 @@ class Assembly:
         self._cached_models: list[CachedModel] = []
         self._kept_states = KeptStates(target.model) if models.have_exit else None
         proposers = proposer_names(speculation, models)
+        if speculation.proposals == "one-hot" and "block" not in proposers:
+            raise InvalidParameterError(
+                "proposals", "'one-hot' is for heads that draft blocks; leave it out"
+            )
         self.corpus = self._load_corpus(proposers)
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
@@ -251,6 +255,7 @@ class Assembly:
             self.corpus,
             remembers_outputs,
             self._speculation.tree_width,
+            self._speculation.proposals,
         )
 
     def _new_policy(self) -> Policy:

@@ -32,7 +32,8 @@ class BlockProposer(ModelProposer):
         assert isinstance(context.draft_model, CachedBlockHead)
         super().__init__(context)
         self.state_layers = context.draft_model.state_layers
-        self.is_certain = context.draft_model.head.markov is None
+        default = "one-hot" if context.draft_model.head.markov is None else "sampled"
+        self.is_certain = (context.proposals or default) == "one-hot"
 
     def _new_backends(self) -> list[DraftingBackend]:
         """Passes that support every step."""
