@@ -26,6 +26,7 @@ class BlockRecipe:
         discards_anchor: whether the first row predicts nothing.
         markov: kind of the Markov head; ``None`` for none.
         confidence: whether there is a confidence head.
+        second: whether it is one of DFlash-2, with convolutions and a selector.
         windows: window of each layer; ``None`` for all tokens.
         causal: whether layers with a window are causal in the block.
         hidden: size of the residual streams.
@@ -42,6 +43,7 @@ class BlockRecipe:
     discards_anchor: bool = True
     markov: str | None = None
     confidence: bool = False
+    second: bool = False
     windows: tuple[int | None, ...] = (None, None)
     causal: bool = True
     hidden: int = 16
@@ -52,6 +54,7 @@ class BlockRecipe:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     rank = 6
+    taps, group_size, num_candidates = 3, 4, 5
     mask = 3
 
     @property
@@ -139,6 +142,20 @@ class BlockRecipe:
             elif self.markov == "rnn":
                 made["markov_head.joint_proj.weight"] = matrix(3 * rank, 2 * rank + hidden, 2.0)
                 made["markov_head.joint_proj.bias"] = norm(3 * rank)
+        if self.second:
+            groups = hidden // self.group_size
+            for index in range(len(self.windows)):
+                for part in ("attention_conv", "mlp_conv"):
+                    name = f"layers.{index}.{part}."
+                    base = 0.5 * torch.randn(2, self.taps, hidden, generator=generator)
+                    base[:, 0] += 1.0
+                    made[name + "base_kernel"] = base
+                    rows = 2 * self.taps * groups
+                    made[name + "kernel_projection.weight"] = matrix(rows, hidden, 0.5)
+            name, rank = "candidate_selector.", self.rank
+            made[name + "predecessor_codebook"] = matrix(self.vocab, rank, rank**0.5)
+            made[name + "successor_codebook"] = matrix(self.vocab, rank, rank**0.5)
+            made[name + "hidden_projection.weight"] = matrix(rank, hidden)
         if self.confidence:
             read = hidden + (self.rank if self.markov else 0)
             made["confidence_head.proj.weight"] = matrix(1, read)
@@ -159,10 +176,17 @@ class BlockRecipe:
             "confidence_head_with_markov": self.confidence and bool(self.markov),
         }
         block = {"block_size": self.block_size, "mask_token_id": self.mask}
+        if self.second:
+            block |= {
+                "conv_kernel_size": self.taps,
+                "conv_group_size": self.group_size,
+                "selector_rank": self.rank,
+                "selector_top_k": self.num_candidates,
+            }
         if layout == "z-lab":
             nested = {"target_layer_ids": [*self.layers], **block}
             return {
-                "architectures": ["DFlashDraftModel"],
+                "architectures": ["DFlash2DraftModel" if self.second else "DFlashDraftModel"],
                 **self.sizes,
                 **({"is_causal": self.causal} if None not in self.windows else {}),
                 **(markov if self.markov else {}),
@@ -179,7 +203,7 @@ class BlockRecipe:
                 "num_anchors": 512,
                 **self.settings,
             }
-        kind = "dspark" if self.markov else "dflash"
+        kind = "dspark" if self.markov else "dflash2" if self.second else "dflash"
         return {
             "architectures": ["DSparkSpeculator" if self.markov else "DFlashSpeculator"],
             "speculators_model_type": kind,

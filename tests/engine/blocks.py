@@ -1,5 +1,7 @@
 """The equations of DFlash and DSpark written out, for one request and without a cache."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -21,7 +23,7 @@ def visible(rows, keys, anchor, window, from_anchor, causal):
     return sees
 
 
-def attention(weights, name, context, x, sees):
+def attention(weights, name, context, sees, x):
     """Rows ``x`` of a block attend to a context and to themselves, with grouped heads."""
     heads, groups, size = 4, 2, 6
     both = torch.cat((context, x))
@@ -38,6 +40,39 @@ def attention(weights, name, context, x, sees):
         scores = q[:, head] @ k[:, group].T / size**0.5
         out.append(scores.masked_fill(~sees, -torch.inf).softmax(dim=-1) @ v[:, group])
     return torch.cat(out, dim=1) @ weights[name + "o_proj.weight"].T
+
+
+def convolved(weights, name, side, coefficients, rows, recipe):
+    """Rows of a block after one side of a convolution, number by number.
+
+    Args:
+        weights, name: the convolution.
+        side: 0 in front of the part, 1 behind it.
+        coefficients: ``[rows, 2, taps, groups]`` deviations.
+        rows: ``[rows, hidden]``.
+        recipe: the head.
+    """
+    base, out = weights[name + "base_kernel"], torch.zeros_like(rows)
+    for row in range(len(rows)):
+        for tap in range(min(recipe.taps, row + 1)):
+            own = coefficients[row, side, tap].repeat_interleave(recipe.group_size)
+            out[row] += (base[side, tap] + own) * rows[row - tap]
+    return out
+
+
+def around(weights, name, recipe, normed, part):
+    """A part of a layer between its convolutions, if the head has any."""
+    if not recipe.second:
+        return part(normed)
+    deviations = normed @ weights[name + "kernel_projection.weight"].T
+    deviations = deviations.view(len(normed), 2, recipe.taps, -1)
+    out = part(convolved(weights, name, 0, deviations, normed, recipe))
+    return convolved(weights, name, 1, deviations, out, recipe)
+
+
+def feed_forward(weights, name, rows):
+    gate, up = (rows @ weights[f"{name}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+    return (F.silu(gate) * up) @ weights[name + "mlp.down_proj.weight"].T
 
 
 @torch.no_grad()
@@ -64,11 +99,23 @@ def block_hidden(target, recipe, text, from_anchor=False, causal=None, layers=No
         name = f"layers.{index}."
         sees = visible(rows, keys, anchor, window, from_anchor, causal[index])
         normed = rms_norm(x, weights[name + "input_layernorm.weight"])
-        x = x + attention(weights, name + "self_attn.", context, normed, sees)
+        attend = partial(attention, weights, name + "self_attn.", context, sees)
+        x = x + around(weights, name + "attention_conv.", recipe, normed, attend)
         normed = rms_norm(x, weights[name + "post_attention_layernorm.weight"])
-        gate, up = (normed @ weights[f"{name}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ weights[name + "mlp.down_proj.weight"].T
+        forward = partial(feed_forward, weights, name)
+        x = x + around(weights, name + "mlp_conv.", recipe, normed, forward)
     return rms_norm(x, weights["norm.weight"])
+
+
+def selected(weights, recipe, unary, before, h):
+    """Scores of the most likely tokens after a token, and −∞ for the others."""
+    name, scores = "candidate_selector.", torch.full_like(unary, -torch.inf)
+    context = weights[name + "predecessor_codebook"][before] * (
+        weights[name + "hidden_projection.weight"] @ h
+    )
+    for token in unary.topk(recipe.num_candidates).indices:
+        scores[token] = unary[token] + context @ weights[name + "successor_codebook"][token]
+    return scores
 
 
 @torch.no_grad()
@@ -93,6 +140,8 @@ def published_logits(target, recipe, text, drafted, **settings):
                 state, e = gate * state + (1 - gate) * torch.tanh(new), torch.tanh(out)
             bias = w2 @ e
         logits.append(head @ h + bias)
+        if recipe.second:
+            logits[-1] = selected(weights, recipe, logits[-1], before, h)
         before = token
     return torch.stack(logits)
 

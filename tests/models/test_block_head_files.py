@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftwise.checkpoints.heads import HeadKind, HeadLayout, find_head, read_head
+from draftwise.checkpoints.heads.block_parsing import parse_block_head_config
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.heads.loading import check_head_kind
 
@@ -38,8 +39,6 @@ def test_all_layouts_give_the_same_head(tmp_path):
 
 def test_attention_in_the_block():
     """Which layers are causal, and where windows end."""
-    from draftwise.checkpoints.heads.block_parsing import parse_block_head_config as parse
-
     zlab, other = SLIDING.config("z-lab"), SLIDING.config("speculators")
     for config, causal in [
         (zlab, (True, False)),
@@ -50,7 +49,7 @@ def test_attention_in_the_block():
         (other, (True, False)),
         ({**other, "sliding_window_non_causal": True}, (False, False)),
     ]:
-        parsed = parse(config)
+        parsed = parse_block_head_config(config)
         assert parsed.is_causal == causal
         assert parsed.windows_from_anchor == ("speculators_config" in config)
 
@@ -88,6 +87,18 @@ WRONG = [
     ("deepspec", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}, "layer_types"),
     ("deepspec", {"markov_rank": 5}, "of the head has the shape .* asks for"),
     ("deepspec", {"enable_confidence_head": False}, "tensor 'confidence_head.proj"),
+    ("deepspec", {"selector_rank": 4}, "no conv_kernel_size"),
+]
+
+
+SECOND = HEAD.changed(markov=None, confidence=False, second=True)
+WRONG_SECOND = [
+    ("speculators", {"conv_group_size": 3}, "conv_group_size .*, 3, must divide hidden_size, 16"),
+    ("speculators", {"conv_kernel_size": 6}, "conv_kernel_size .*, 6, must be at most block_size"),
+    ("speculators", {"selector_top_k": 9}, "selector_top_k .* is 9, of 8 tokens of 8"),
+    ("speculators", {"selector_rank": 4}, "candidate_selector.* has the shape .* asks for"),
+    ("speculators", {"draft_ffn_type": "moe"}, "draft_ffn_type .* is 'moe'"),
+    ("speculators", {"markov_rank": 6}, "a markov_rank and a selector_rank"),
 ]
 
 
@@ -95,6 +106,30 @@ def test_wrong_configurations_are_refused(tmp_path):
     for number, (layout, changes, message) in enumerate(WRONG):
         folder = HEAD.save(tmp_path / str(number), layout, changes=changes)
         error_of(read_head, folder, error=UnsupportedModelError, match=message)
+    for number, (layout, changes, message) in enumerate(WRONG_SECOND):
+        folder = SECOND.save(tmp_path / f"second-{number}", layout, changes=changes)
+        error_of(read_head, folder, error=UnsupportedModelError, match=message)
+
+
+def test_heads_of_dflash_2(tmp_path):
+    for layout in LAYOUTS:
+        config, weights = read_head(SECOND.save(tmp_path / layout, layout))
+        assert config.kind is HeadKind.DFLASH2
+        assert (config.convolution.taps, config.convolution.group_size) == (3, 4), layout
+        assert (config.selector.rank, config.selector.num_candidates) == (6, 5), layout
+        assert weights.tensors.keys() == SECOND.tensors().keys(), layout
+        # In `speculators`, these heads are not causal unless they say so.
+        windowed = SECOND.changed(windows=(7, None)).config(layout)
+        windowed.pop("sliding_window_non_causal", None)
+        if layout == "speculators":
+            assert parse_block_head_config(windowed).is_causal == (False, False)
+    # Embeddings are also stored under the names of their parameters.
+    names = ["predecessor_codebook", "successor_codebook"]
+    tensors = {f"candidate_selector.{name}" for name in names}
+    renamed = {f"{name}.weight": SECOND.tensors()[name] for name in tensors}
+    folder = SECOND.save(tmp_path / "names", without=tuple(tensors), tensors=renamed)
+    assert read_head(folder)[1].tensors.keys() == SECOND.tensors().keys()
+    check_head_kind(folder, "dflash")
 
 
 def test_settings_that_are_off_change_nothing(tmp_path):
@@ -117,10 +152,8 @@ def test_wrong_tensors_are_refused(tmp_path):
 
 def test_states_of_the_last_layer_are_refused():
     """They are normalised in one place and not in another."""
-    from draftwise.checkpoints.heads.block_parsing import parse_block_head_config as parse
-
     for layout, key in [("z-lab", "target_layer_ids"), ("speculators", "aux_hidden_state_layer_")]:
-        config = parse(HEAD.changed(layers=(0, 2)).config(layout))
+        config = parse_block_head_config(HEAD.changed(layers=(0, 2)).config(layout))
         assert config.states_of(4) == (1, 3)
         error_of(config.states_of, 3, error=UnsupportedModelError, match=key)
 

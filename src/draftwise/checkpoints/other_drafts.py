@@ -13,7 +13,7 @@ from draftwise.errors import UnsupportedModelError
 # What to use in place of a draft that Draftwise does not run.
 INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"
 # Kinds that are recognised here and run as drafts.
-RUN_AS_DRAFTS = frozenset({"DFlash", "DSpark"})
+RUN_AS_DRAFTS = frozenset({"DFlash", "DFlash-2", "DSpark"})
 # What ``speculators`` calls the other kinds that Draftwise runs.
 RUN_BY_DRAFTWISE = ("eagle", "eagle3")
 _SPECULATORS = {

@@ -21,9 +21,9 @@ class _Blocks:
 
     Attributes:
         hidden: ``[blocks, positions, hidden]`` the output of the layers.
-        logits: ``[blocks, positions, draft_vocab]`` without a Markov head.
+        logits: ``[blocks, positions, draft_vocab]`` without the head's correction.
         places: index of each cache slot's block.
-        state: ``[blocks, rank]`` of the Markov head; ``None`` without one.
+        state: ``[blocks, …]`` of the correction; ``None`` without one.
         position: the next position.
     """
 
@@ -110,8 +110,8 @@ class CachedBlockHead(CachedDraftHead):
     def _begin(self, hidden: Tensor, slots: Sequence[int]) -> None:
         """Compute the logits of all positions, so that the projection is read once."""
         logits = self.head.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
-        markov, places = self.head.markov, {slot: at for at, slot in enumerate(slots)}
-        state = None if markov is None else markov.first_state(len(slots))
+        correction, places = self.head.correction, {slot: at for at, slot in enumerate(slots)}
+        state = None if correction is None else correction.first_state(len(slots))
         self._blocks = _Blocks(hidden, logits, places, state)
 
     def _next_logits(self, slots: Sequence[int], tokens: Tensor) -> Tensor:
@@ -125,12 +125,11 @@ class CachedBlockHead(CachedDraftHead):
         assert blocks is not None
         rows = upload([blocks.places[slot] for slot in slots], torch.long, self.device)
         logits = blocks.logits[rows, blocks.position]
-        if self.head.markov is not None:
+        if self.head.correction is not None:
             assert blocks.state is not None
-            hidden = blocks.hidden[rows, blocks.position]
-            bias, state = self.head.markov(tokens, hidden, blocks.state[rows])
+            hidden, state = blocks.hidden[rows, blocks.position], blocks.state[rows]
+            logits, state = self.head.correction(logits, tokens, hidden, state)
             blocks.state[rows] = state
-            logits = logits + bias
         blocks.position += 1
         return self.fit_vocabulary(logits)
 

@@ -147,25 +147,24 @@ class DecoderLayer:
         ).view(real, -1)
         if real < tokens:
             out = F.pad(out, (0, 0, 0, tokens - real))
-        return self.after_attention(hidden, out)
+        return self.feed_forward(self._add(hidden, self.out(out), self.attention_out_norm))
 
-    def after_attention(self, hidden: Tensor, out: Tensor) -> Tensor:
+    def feed_forward(self, hidden: Tensor) -> Tensor:
         """Compute the layer after the attention.
 
         Args:
-            hidden: residual stream ``[tokens, hidden]``.
-            out: ``[tokens, heads * value_size]`` the result of the attention.
+            hidden: residual stream ``[tokens, hidden]`` after the attention.
 
         Returns:
             The residual stream after the layer.
         """
-        hidden = self._add(hidden, self.out(out), self.attention_out_norm)
         normed = hidden if self.mlp_norm is None else self.mlp_norm(hidden)
-        gate_up = self.gate_up(normed)
-        size = self._spec.intermediate_size
-        gate = self._activation(gate_up[:, :size])
-        out = self.down(gate * gate_up[:, size:])
-        return self._add(hidden, out, self.mlp_out_norm)
+        return self._add(hidden, self.mlp(normed), self.mlp_out_norm)
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """The feed-forward block of ``[tokens, hidden]``."""
+        gate_up, size = self.gate_up(normed), self._spec.intermediate_size
+        return self.down(self._activation(gate_up[:, :size]) * gate_up[:, size:])
 
     def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> Tensor:
         """Add the output of a block to the residual stream."""

@@ -40,9 +40,35 @@ class MarkovConfig:
     rank: int
 
 
+@dataclass(frozen=True)
+class ConvolutionConfig:
+    """The convolutions of DFlash-2, in front of and behind attention and feed-forward block.
+
+    Attributes:
+        taps: rows of the block that each row is computed from: itself and those before.
+        group_size: numbers of a row that share a coefficient.
+    """
+
+    taps: int
+    group_size: int
+
+
+@dataclass(frozen=True)
+class SelectorConfig:
+    """The selector of DFlash-2.
+
+    Attributes:
+        rank: size of the embeddings of a token and of the token before.
+        num_candidates: the most likely tokens, among which it selects.
+    """
+
+    rank: int
+    num_candidates: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockHeadConfig(DraftHeadConfig):
-    """A head of DFlash or DSpark, in terms that all layouts share.
+    """A head of DFlash, DFlash-2 or DSpark, in terms that all layouts share.
 
     Attributes:
         state_layers: the states of the target that the head reads, ascending.
@@ -58,6 +84,8 @@ class BlockHeadConfig(DraftHeadConfig):
         markov: the Markov head; ``None`` for none.
         has_confidence: whether there is a confidence head.
         confidence_reads_markov: whether it reads the embedding of the token before.
+        convolution: the convolutions; ``None`` for none.
+        selector: the selector; ``None`` for none.
         embedding_scale: factor of the embedded rows.
         logit_softcap: the logits are limited to ±softcap by softcap·tanh(logit / softcap); ``None``
             for no limit.
@@ -73,6 +101,8 @@ class BlockHeadConfig(DraftHeadConfig):
     markov: MarkovConfig | None
     has_confidence: bool
     confidence_reads_markov: bool
+    convolution: ConvolutionConfig | None = None
+    selector: SelectorConfig | None = None
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
 

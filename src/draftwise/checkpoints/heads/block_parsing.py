@@ -8,8 +8,10 @@ from typing import Any
 from draftwise.checkpoints.heads.block_config import (
     MAX_BLOCK_SIZE,
     BlockHeadConfig,
+    ConvolutionConfig,
     MarkovConfig,
     MarkovKind,
+    SelectorConfig,
 )
 from draftwise.checkpoints.heads.config import HeadKind, HeadLayout, ascend
 from draftwise.checkpoints.heads.settings import (
@@ -26,9 +28,12 @@ from draftwise.errors import UnsupportedModelError
 _ROLE = "draft"
 _LAYERS = ("llama", "qwen3")
 _IN_SPECULATORS = "speculators_model_type"
+_IN_BLOCKS = (HeadKind.DFLASH, HeadKind.DFLASH2, HeadKind.DSPARK)
+_OF_DFLASH_2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 # Keys of ``dflash_config`` that are read. Any other one may change what is computed.
 _DFLASH_KEYS = frozenset(
     {
+        *_OF_DFLASH_2,
         "block_size",
         "causal",
         "final_logit_softcapping",
@@ -42,6 +47,7 @@ _DFLASH_KEYS = frozenset(
 _SPECULATORS_KEYS = frozenset(
     {
         _IN_SPECULATORS,
+        *_OF_DFLASH_2,
         "architectures",
         "aux_hidden_state_layer_ids",
         "block_size",
@@ -71,6 +77,7 @@ _SPECULATORS_KEYS = frozenset(
         "auf",
         "ce_loss_alpha",
         "confidence_head_alpha",
+        "draft_ffn_type",
         "emb_dim",
         "embed_requires_grad",
         "gru_hidden_dim",
@@ -79,7 +86,12 @@ _SPECULATORS_KEYS = frozenset(
         "lambda_base_start",
         "loss_decay_gamma",
         "max_anchors",
+        "moe_experts_implementation",
+        "moe_intermediate_size",
         "num_anchors",
+        "num_experts",
+        "num_experts_per_tok",
+        "shared_expert_intermediate_size",
     }
 )
 # Settings of variants that compute something else, and the only value that is supported.
@@ -88,15 +100,13 @@ _OF_VARIANTS: Mapping[str, Any] = {
     "shift_label": False,
     "draft_ffn_type": "dense",
     "use_heterogeneous_kv": False,
-    "conv_kernel_size": None,
-    "selector_rank": None,
 }
 
 
 def is_block_head_config(config: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` says that it belongs to a head that drafts blocks."""
     if _IN_SPECULATORS in config:
-        return config[_IN_SPECULATORS] in (HeadKind.DFLASH, HeadKind.DSPARK)
+        return config[_IN_SPECULATORS] in _IN_BLOCKS
     return other_kind(config) in RUN_AS_DRAFTS
 
 
@@ -115,13 +125,38 @@ def parse_block_head_config(config: Mapping[str, Any]) -> BlockHeadConfig:
             )
     parse = _parse_zlab if "dflash_config" in config else _parse_deepspec
     parsed = (_parse_speculators if _IN_SPECULATORS in config else parse)(config)
+    _check(parsed)
+    return parsed
+
+
+def _check(parsed: BlockHeadConfig) -> None:
+    """Refuse sizes that do not fit each other."""
     if parsed.mask_token_id >= parsed.target_vocab_size:
         raise UnsupportedModelError(
             _ROLE,
             f"mask_token_id in config.json of the head is {parsed.mask_token_id}, and the target "
             f"has {parsed.target_vocab_size} tokens",
         )
-    return parsed
+    convolution, selector = parsed.convolution, parsed.selector
+    if convolution is not None and parsed.hidden_size % convolution.group_size:
+        raise UnsupportedModelError(
+            _ROLE,
+            f"conv_group_size in config.json of the head, {convolution.group_size}, must divide "
+            f"hidden_size, {parsed.hidden_size}",
+        )
+    if convolution is not None and convolution.taps > parsed.block_size:
+        raise UnsupportedModelError(
+            _ROLE,
+            f"conv_kernel_size in config.json of the head, {convolution.taps}, must be at most "
+            f"block_size, {parsed.block_size}",
+        )
+    own = parsed.draft_vocab_size
+    if selector is not None and (own != parsed.target_vocab_size or selector.num_candidates > own):
+        raise UnsupportedModelError(
+            _ROLE,
+            f"selector_top_k in config.json of the head is {selector.num_candidates}, of {own} "
+            f"tokens of {parsed.target_vocab_size}; a selector needs all tokens of the target",
+        )
 
 
 def _parse_zlab(config: Mapping[str, Any]) -> BlockHeadConfig:
@@ -150,7 +185,7 @@ def _parse_zlab(config: Mapping[str, Any]) -> BlockHeadConfig:
         logit_softcap=softcap or None,
         **layer,
         **_block_settings(settings, "target_layer_ids", 1),
-        **_markov_settings(settings),
+        **_dependences(settings),
     )
 
 
@@ -176,7 +211,7 @@ def _parse_deepspec(config: Mapping[str, Any]) -> BlockHeadConfig:
         windows_from_anchor=False,
         **layer,
         **_block_settings(config, "target_layer_ids", 1),
-        **_markov_settings(config),
+        **_dependences(config),
     )
 
 
@@ -190,7 +225,8 @@ def _parse_speculators(config: Mapping[str, Any]) -> BlockHeadConfig:
     layer = layer_settings(nested, _LAYERS)
     num_layers = size_of(nested, "num_hidden_layers")
     windows = attention_windows(nested, num_layers)
-    causal = not _flag(config, "sliding_window_non_causal")
+    by_default = config[_IN_SPECULATORS] == HeadKind.DFLASH2
+    causal = not _flag(config, "sliding_window_non_causal", by_default)
     return BlockHeadConfig(
         layout=HeadLayout.SPECULATORS,
         target_hidden_size=size_of(config, "target_hidden_size", layer["hidden_size"]),
@@ -203,7 +239,7 @@ def _parse_speculators(config: Mapping[str, Any]) -> BlockHeadConfig:
         windows_from_anchor=True,
         **layer,
         **_block_settings(config, "aux_hidden_state_layer_ids", 0),
-        **_markov_settings(config),
+        **_dependences(config),
     )
 
 
@@ -247,8 +283,8 @@ def _block_settings(settings: Mapping[str, Any], ids_key: str, shift: int) -> di
     }
 
 
-def _markov_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The Markov head and the confidence head."""
+def _dependences(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts by which tokens of a block depend on each other, and the confidence head."""
     rank = settings.get("markov_rank") or 0
     has_confidence = _flag(settings, "enable_confidence_head")
     reads_markov = has_confidence and _flag(settings, "confidence_head_with_markov")
@@ -266,17 +302,31 @@ def _markov_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedModelError(
             _ROLE, "confidence_head_with_markov in config.json of the head needs a markov_rank"
         )
+    convolution = selector = None
+    if any(settings.get(name) is not None for name in _OF_DFLASH_2):
+        taps, group_size, selector_rank, top_k = (size_of(settings, each) for each in _OF_DFLASH_2)
+        convolution = ConvolutionConfig(taps, group_size)
+        selector = SelectorConfig(selector_rank, top_k)
+    if selector is not None and markov is not None:
+        raise UnsupportedModelError(
+            _ROLE, "config.json of the head has a markov_rank and a selector_rank; one is supported"
+        )
+    kind = HeadKind.DFLASH2 if selector else HeadKind.DSPARK if markov else HeadKind.DFLASH
     return {
-        "kind": HeadKind.DSPARK if markov else HeadKind.DFLASH,
+        "kind": kind,
+        "convolution": convolution,
+        "selector": selector,
         "markov": markov,
         "has_confidence": has_confidence,
         "confidence_reads_markov": reads_markov,
     }
 
 
-def _flag(config: Mapping[str, Any], name: str) -> bool:
-    """A setting that is true or false; ``None`` in the file stands for false."""
-    value = config.get(name) or False
+def _flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """A setting that is true or false; ``None`` in the file stands for the default."""
+    value = config.get(name)
+    if value is None:
+        value = default
     if not isinstance(value, bool):
         raise UnsupportedModelError(
             _ROLE, f"{name} in config.json of the head must be true or false, got {value!r}"

@@ -32,6 +32,18 @@ def block_shapes(config: BlockHeadConfig) -> tuple[_Shapes, _Shapes]:
         elif config.markov.kind is MarkovKind.RNN:
             required |= _linear(name + "joint_proj", 2 * rank + hidden, 3 * rank)
         read += rank if config.confidence_reads_markov else 0
+    if config.convolution is not None:
+        taps, groups = config.convolution.taps, hidden // config.convolution.group_size
+        for index in range(config.num_layers):
+            for part in ("attention_conv", "mlp_conv"):
+                name = f"layers.{index}.{part}."
+                required[name + "base_kernel"] = (2, taps, hidden)
+                required[name + "kernel_projection.weight"] = (2 * taps * groups, hidden)
+    if config.selector is not None:
+        name, rank = "candidate_selector.", config.selector.rank
+        required[name + "predecessor_codebook"] = (own, rank)
+        required[name + "successor_codebook"] = (own, rank)
+        required[name + "hidden_projection.weight"] = (rank, hidden)
     if config.has_confidence:
         required |= _linear("confidence_head.proj", read, 1)
     return required, optional

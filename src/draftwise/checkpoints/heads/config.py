@@ -22,17 +22,25 @@ class HeadKind(StrEnum):
         EAGLE3: EAGLE-3. The head reads states of several layers and has a projection of its own.
         DFLASH: DFlash. The head predicts all tokens of a block in one pass, independently.
         DSPARK: DSpark. The same with a Markov head, by which each token depends on the one before.
+        DFLASH2: DFlash-2. DFlash with convolutions in the block and a selector, by which each token
+            depends on the one before.
     """
 
     EAGLE = "eagle"
     EAGLE3 = "eagle3"
     DFLASH = "dflash"
     DSPARK = "dspark"
+    DFLASH2 = "dflash2"
 
     @property
     def label(self) -> str:
         """The name for messages."""
         return _LABELS[self]
+
+    @property
+    def method(self) -> str:
+        """What vLLM calls heads of this kind, as a method of speculation."""
+        return "dflash" if self is HeadKind.DFLASH2 else str(self)
 
 
 _LABELS = {
@@ -40,6 +48,7 @@ _LABELS = {
     HeadKind.EAGLE3: "EAGLE-3",
     HeadKind.DFLASH: "DFlash",
     HeadKind.DSPARK: "DSpark",
+    HeadKind.DFLASH2: "DFlash-2",
 }
 
 

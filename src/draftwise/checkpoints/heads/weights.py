@@ -20,6 +20,8 @@ _UNUSED = frozenset({"inv_freq"})
 # The state that stands for those of tokens to be predicted, in a head of P-EAGLE.
 _MASK_STATE = "mask_hidden"
 _UNUSED_PREFIX = "verifier_"
+# Embeddings of DFlash-2 are stored with and without the name of their parameter.
+_CODEBOOK = "_codebook.weight"
 _TO_TARGET, _IN_DRAFT = "d2t", "t2d"
 # Beginnings of names in other layouts. Those of EAGLE-1 and EAGLE-2 are those of ``speculators``.
 _OTHER_NAMES: Mapping[HeadKind, Mapping[str, str]] = {
@@ -120,6 +122,8 @@ def is_eagle3_tensor(name: str) -> bool:
 def normalised(name: str, kind: HeadKind) -> str:
     """The name in :class:`HeadWeights` of a stored tensor of either layout."""
     name = name.removeprefix("model.")
+    if name.endswith(_CODEBOOK):
+        return name.removesuffix(".weight")
     others = _OTHER_NAMES.get(kind, {})
     for prefix, known in others.items():
         if name.startswith(prefix):

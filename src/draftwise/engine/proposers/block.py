@@ -12,11 +12,11 @@ from draftwise.engine.proposers.model import ModelProposer
 
 @register
 class BlockProposer(ModelProposer):
-    """A head of DFlash or DSpark.
+    """A head of DFlash, DFlash-2 or DSpark.
 
     Tokens that are independent of each other do not make a likely text when each is drawn. So a
-    head without a Markov head proposes the most likely tokens, with certainty. With a Markov head,
-    tokens are drawn from left to right, each given those before.
+    head of DFlash proposes the most likely tokens, with certainty. With a Markov head or a
+    selector, tokens are drawn from left to right, each given those before.
     """
 
     name = "block"
@@ -32,7 +32,7 @@ class BlockProposer(ModelProposer):
         assert isinstance(context.draft_model, CachedBlockHead)
         super().__init__(context)
         self.state_layers = context.draft_model.state_layers
-        default = "one-hot" if context.draft_model.head.markov is None else "sampled"
+        default = "one-hot" if context.draft_model.head.correction is None else "sampled"
         self.is_certain = (context.proposals or default) == "one-hot"
 
     def _new_backends(self) -> list[DraftingBackend]:

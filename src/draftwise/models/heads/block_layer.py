@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftwise.models.blocked_linear import join_linear
 from draftwise.models.decoder_layer import DecoderLayer, rotate
+from draftwise.models.heads.block_conv import BlockConvolution
 from draftwise.models.heads.block_spec import BlockSpec
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.segment import Segment
@@ -76,6 +77,11 @@ class BlockLayer(DecoderLayer):
         super().__init__(spec, replace(layer, qkv=(query,)), dtype)
         self._key_value = join_linear(key_value)
         self._block, self._index, self._view = spec, index, spec.views[index]
+        self._attention_conv = self._mlp_conv = None
+        if spec.convolutions:
+            size, (attention, mlp) = spec.block_size, spec.convolutions[index]
+            self._attention_conv = BlockConvolution(attention, size)
+            self._mlp_conv = BlockConvolution(mlp, size)
 
     def read(
         self,
@@ -95,9 +101,11 @@ class BlockLayer(DecoderLayer):
         Returns:
             The residual stream of the blocks after the layer; ``None`` without any.
         """
-        spec, normed = self._block, hidden
+        spec, normed, deviations = self._block, hidden, None
         if hidden is not None and self.attention_norm is not None:
             normed = self.attention_norm(hidden)
+        if normed is not None and self._attention_conv is not None:
+            normed, deviations = self._attention_conv.enter(normed)
         both = torch.cat([rows for rows in (context, normed) if rows is not None])
         heads = self._key_value(both).view(len(both), -1, spec.head_size)
         keys, values = heads[:, : spec.num_kv_heads], heads[:, spec.num_kv_heads :]
@@ -112,7 +120,17 @@ class BlockLayer(DecoderLayer):
         if self.q_norm is not None:
             queries = self.q_norm.of_heads(queries)
         queries = rotate(queries, *(each[plan.num_context :] for each in angles))
-        return self.after_attention(hidden, self._attend(plan, queries))
+        out = self.out(self._attend(plan, queries))
+        if self._attention_conv is not None and deviations is not None:
+            out = self._attention_conv.leave(out, deviations)
+        return self.feed_forward(hidden + out)
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """See :meth:`DecoderLayer.mlp`."""
+        if self._mlp_conv is None:
+            return super().mlp(normed)
+        rows, deviations = self._mlp_conv.enter(normed)
+        return self._mlp_conv.leave(super().mlp(rows), deviations)
 
     def _attend(self, plan: BlockPlan, queries: Tensor) -> Tensor:
         """``[block rows, heads * head]`` of ``[block rows, heads, head]``."""

@@ -13,6 +13,7 @@ from draftwise.models.heads.block_layer import BlockPlan
 from draftwise.models.heads.block_spec import BlockSpec, block_layers
 from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.heads.markov import MarkovHead
+from draftwise.models.heads.selector import CandidateSelector
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.segment import Segment
@@ -27,8 +28,8 @@ class BlockHeadModel(DraftHead):
     Attributes:
         block_size: rows of a block.
         num_drafted: the number of tokens that a block predicts.
-        markov: by which each token depends on the one before; ``None`` if the tokens of a block are
-            independent of each other.
+        correction: by which each token depends on the one before; ``None`` if the tokens of a block
+            are independent of each other.
     """
 
     def __init__(
@@ -51,7 +52,11 @@ class BlockHeadModel(DraftHead):
         self.num_drafted = spec.block_size - spec.discards_anchor
         self._first = int(spec.discards_anchor)
         self._block_forward = BlockForward(spec, target.projection())
-        self.markov = None if spec.markov is None else MarkovHead(spec.markov)
+        self.correction: MarkovHead | CandidateSelector | None = None
+        if spec.markov is not None:
+            self.correction = MarkovHead(spec.markov)
+        elif spec.selector is not None:
+            self.correction = CandidateSelector(spec.selector)
         is_slow = spec.embedding.device.type == "cpu"
         super().__init__(
             block_layers(spec),
@@ -103,5 +108,5 @@ class BlockHeadModel(DraftHead):
         return None if hidden is None else hidden[:, self._first :]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[rows, draft_vocab]`` logits without a Markov head, of ``[rows, hidden]``."""
+        """``[rows, draft_vocab]`` logits without the correction, of ``[rows, hidden]``."""
         return self._block_forward.logits(hidden)

@@ -80,8 +80,42 @@ class MarkovSpec:
 
 
 @dataclass(frozen=True)
+class ConvolutionSpec:
+    """See :class:`draftwise.models.heads.block_conv.BlockConvolution`.
+
+    Attributes:
+        base: ``[2, taps, hidden]`` coefficients of the side in front and of that behind.
+        projection: the linear layer to the deviations of both sides.
+        group_size: numbers of a row that share a deviation.
+    """
+
+    base: Tensor
+    projection: nn.Linear
+    group_size: int
+
+
+@dataclass(frozen=True)
+class SelectorSpec:
+    """See :class:`draftwise.models.heads.selector.CandidateSelector`.
+
+    Attributes:
+        predecessor: ``[vocab, rank]`` embedding of the token before.
+        successor: ``[vocab, rank]`` embedding of a candidate.
+        projection: the linear layer from the output of the layers to the rank.
+        num_candidates: number of candidates.
+    """
+
+    predecessor: Tensor
+    successor: Tensor
+    projection: nn.Linear
+    num_candidates: int
+
+
+@dataclass(frozen=True)
 class BlockSpec:
-    """A head of DFlash or DSpark; see :class:`draftwise.models.heads.block_forward.BlockForward`.
+    """A head of DFlash, DFlash-2 or DSpark.
+
+    See :class:`draftwise.models.heads.block_forward.BlockForward`.
 
     Attributes:
         embedding: ``[tokens, hidden]`` the token embedding.
@@ -98,6 +132,9 @@ class BlockSpec:
         mask_token_id: the token of all rows but the first.
         discards_anchor: whether the first row predicts nothing.
         markov: the Markov head; ``None`` for none.
+        convolutions: ``[layers]`` those of the attention and of the feed-forward block; empty for
+            none.
+        selector: the selector; ``None`` for none.
         num_heads, num_kv_heads, head_size, hidden_size, intermediate_size, activation, scaling,
             softcap, residual_scale: see :class:`draftwise.models.decoder_spec.DecoderSpec`.
         rotary: the rotary embedding.
@@ -117,6 +154,8 @@ class BlockSpec:
     mask_token_id: int
     discards_anchor: bool
     markov: MarkovSpec | None
+    convolutions: tuple[tuple[ConvolutionSpec, ConvolutionSpec], ...]
+    selector: SelectorSpec | None
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -176,6 +215,8 @@ def block_spec(
         config.mask_token_id,
         config.discards_anchor,
         markov,
+        _convolutions(config, tensors, parts),
+        _selector(config, tensors, parts),
         config.num_heads,
         config.num_kv_heads,
         config.head_size,
@@ -186,6 +227,38 @@ def block_spec(
         None,
         1.0,
         RotaryTable(head_rotary(config).to(embedding.device), None),
+    )
+
+
+def _convolutions(
+    config: BlockHeadConfig, tensors: Mapping[str, Tensor], parts: HeadParts
+) -> tuple[tuple[ConvolutionSpec, ConvolutionSpec], ...]:
+    """The convolutions of each layer."""
+    convolution = config.convolution
+    if convolution is None:
+        return ()
+    size = convolution.group_size
+
+    def spec(name: str) -> ConvolutionSpec:
+        projection = parts.linear(f"{name}.kernel_projection")
+        return ConvolutionSpec(tensors[f"{name}.base_kernel"], projection, size)
+
+    names = [f"layers.{index}." for index in range(config.num_layers)]
+    return tuple((spec(name + "attention_conv"), spec(name + "mlp_conv")) for name in names)
+
+
+def _selector(
+    config: BlockHeadConfig, tensors: Mapping[str, Tensor], parts: HeadParts
+) -> SelectorSpec | None:
+    """The selector, if there is one."""
+    if config.selector is None:
+        return None
+    name = "candidate_selector."
+    return SelectorSpec(
+        tensors[name + "predecessor_codebook"],
+        tensors[name + "successor_codebook"],
+        parts.linear(name + "hidden_projection"),
+        config.selector.num_candidates,
     )
 
 

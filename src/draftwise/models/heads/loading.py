@@ -83,11 +83,11 @@ def check_head_kind(name: str, method: str) -> None:
             "set 'draft_model'",
         )
     kind = read_head_config(folder).kind
-    if kind != method:
+    if kind.method != method:
         raise UnsupportedModelError(
             "draft",
-            f"{name!r} is a head of {kind.label}, and the method is {method!r}; set {str(kind)!r}, "
-            "or leave it out",
+            f"{name!r} is a head of {kind.label}, and the method is {method!r}; set "
+            f"{kind.method!r}, or leave it out",
         )
 
 

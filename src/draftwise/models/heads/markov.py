@@ -13,15 +13,15 @@ from draftwise.models.blocked_linear import join_linear
 from draftwise.models.heads.block_spec import MarkovSpec
 
 
-class MarkovOutput(NamedTuple):
-    """What a Markov head returns for one position of several drafts.
+class Corrected(NamedTuple):
+    """The logits of one position of several drafts, given the token before.
 
     Attributes:
-        bias: ``[rows, draft_vocab]`` what is added to the logits.
-        state: ``[rows, rank]`` what the next position reads.
+        logits: ``[rows, draft_vocab]``.
+        state: ``[rows, …]`` what the next position reads.
     """
 
-    bias: Tensor
+    logits: Tensor
     state: Tensor
 
 
@@ -47,23 +47,24 @@ class MarkovHead:
         """``[rows, rank]`` the state of the first position."""
         return self._embedding.new_zeros(num_rows, self._embedding.shape[1])
 
-    def __call__(self, tokens: Tensor, hidden: Tensor, state: Tensor) -> MarkovOutput:
-        """The bias of one position.
+    def __call__(self, logits: Tensor, tokens: Tensor, hidden: Tensor, state: Tensor) -> Corrected:
+        """Add the bias of one position.
 
         Args:
+            logits: ``[rows, draft_vocab]`` of the position.
             tokens: ``[rows]`` int64, the token before, as an id of the target.
             hidden: ``[rows, hidden]`` the output of the layers at the position, after the norm.
             state: ``[rows, rank]`` the state of the position.
         """
         embedded = F.embedding(tokens, self._embedding)
         if self._kind is MarkovKind.VANILLA:
-            return MarkovOutput(self._projection(embedded), state)
+            return Corrected(logits + self._projection(embedded), state)
         assert self._joint is not None
         if self._kind is MarkovKind.GATED:
             gate = torch.sigmoid(self._joint(torch.cat((hidden, embedded), dim=1)))
-            return MarkovOutput(self._projection(gate * embedded), state)
+            return Corrected(logits + self._projection(gate * embedded), state)
         joint = self._joint(torch.cat((state, embedded, hidden), dim=1))
         gate, candidate, out = joint.chunk(3, dim=1)
         gate = torch.sigmoid(gate)
         state = gate * state + (1 - gate) * torch.tanh(candidate)
-        return MarkovOutput(self._projection(torch.tanh(out)), state)
+        return Corrected(logits + self._projection(torch.tanh(out)), state)
