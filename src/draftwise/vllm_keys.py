@@ -71,8 +71,8 @@ _KEYS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "parallel_drafting": (
         (False,),
-        "drafts that predict several tokens in one pass (P-EAGLE, PARD) are not run by Draftwise "
-        "yet; leave it out",
+        "heads of P-EAGLE are recognised by their files, and draft models of PARD are not run by "
+        "Draftwise yet; leave it out",
     ),
     "speculative_token_tree": ((), "set 'tree_width' for token trees"),
     "num_speculative_tokens_per_batch_size": ((), _ON_POLICIES),

@@ -61,6 +61,7 @@ def farthest(models, drafts, head, target=TARGET, **settings):
     return largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_follow_the_equations(models, kind):
     """In batches, with prompts in chunks, before and after partial acceptances, in all layouts."""
@@ -83,6 +84,7 @@ def test_drafts_follow_the_equations(models, kind):
         assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_wrong_conventions_are_noticed(models):
     """Each is a small change of one setting, after which nothing fits the equations."""
     head = KINDS["vanilla"]
@@ -213,7 +215,8 @@ def test_states_that_an_interrupt_lost_end_the_drafts_of_their_request(models, m
     assert token_ids([request.output() for request in requests]) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dflash", "rnn", "dflash-2"])
 def test_greedy_texts_are_the_target_s(models, kind):
     """With every kind of policy, alone and in batches, with and beside copied text."""
     greedy = params(len(PROMPTS), temperature=0.0, max_tokens=30)

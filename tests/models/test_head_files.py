@@ -194,7 +194,10 @@ def test_wrong_tensors_are_refused(tmp_path):
         ({"d2t": OWN.float()}, "must contain 6 integers"),
         ({"d2t": 0 * OWN}, "name different tokens"),
         ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
-        ({"mask_hidden": torch.zeros(1, 1, 48)}, "as those of P-EAGLE, which Draftwise does not"),
+        (
+            {"mask_hidden": torch.zeros(1, 1, 48)},
+            "as those of P-EAGLE, and config.json has no mask_token_id",
+        ),
         ({"norm.weight": torch.zeros(3)}, r"norm.weight of the head has the shape \[3\]"),
     ]:
         folder = HEAD.save(tmp_path, tensors=tensors)

@@ -41,6 +41,16 @@ def _block(layout: str, markov: str | None) -> _Writer:
     return lambda folder: head.save(folder, layout)
 
 
+def _second(folder: Path) -> None:
+    BlockRecipe(vocab=_VOCAB, second=True).save(folder)
+
+
+def _parallel(folder: Path) -> None:
+    settings = {"mask_token_id": 3, "speculators_model_type": "peagle"}
+    head = HeadRecipe(vocab=_VOCAB, draft_vocab=_VOCAB // 2)
+    head.save(folder, changes=settings, tensors={"mask_hidden": torch.ones(1, 1, 48)})
+
+
 LAYOUTS: Mapping[str, _Writer] = {
     "EAGLE-3 (SafeAILab)": _eagle3("safeailab"),
     "EAGLE-3 (speculators)": _eagle3("speculators"),
@@ -50,6 +60,8 @@ LAYOUTS: Mapping[str, _Writer] = {
     "DFlash (speculators)": _block("speculators", None),
     "DSpark (DeepSpec)": _block("deepspec", "vanilla"),
     "DSpark (speculators)": _block("speculators", "rnn"),
+    "DFlash-2 (z-lab)": _second,
+    "P-EAGLE (speculators)": _parallel,
 }
 
 

@@ -12,8 +12,9 @@ from draftwise.errors import UnsupportedModelError
 
 # What to use in place of a draft that Draftwise does not run.
 INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"
-# Kinds that are recognised here and run as drafts.
-RUN_AS_DRAFTS = frozenset({"DFlash", "DFlash-2", "DSpark"})
+# Heads that draft blocks, and all kinds that are recognised here and run as drafts.
+BLOCK_HEADS = frozenset({"DFlash", "DFlash-2", "DSpark"})
+RUN_AS_DRAFTS = BLOCK_HEADS | {"P-EAGLE"}
 # What ``speculators`` calls the other kinds that Draftwise runs.
 RUN_BY_DRAFTWISE = ("eagle", "eagle3")
 _SPECULATORS = {
@@ -41,7 +42,7 @@ _MARKS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "assistant": ("_assistant$|Assistant(ForCausalLM|Model)$", ()),
 }
 # The token that stands for those to be predicted, in a head with the class of EAGLE-3.
-_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 _OF_DFLASH_2 = ("conv_kernel_size", "selector_rank")
 
 
@@ -64,7 +65,7 @@ def other_kind(config: Mapping[str, Any]) -> str | None:
             is_second = isinstance(nested, Mapping) and any(map(nested.get, _OF_DFLASH_2))
             return "DFlash-2" if kind == "DFlash" and is_second else kind
     is_eagle3 = any("eagle3" in name.lower() for name in names)
-    has_mask = any(config.get(name) is not None for name in _MASK_TOKENS)
+    has_mask = any(config.get(name) is not None for name in MASK_TOKENS)
     return "P-EAGLE" if is_eagle3 and has_mask else None
 
 

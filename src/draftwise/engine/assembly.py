@@ -33,6 +33,7 @@ from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.parallel_model import ParallelHeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
@@ -423,6 +424,7 @@ def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:
     kinds: dict[type[PackedModel], str] = {
         HeadModel: "eagle",
         BlockHeadModel: "block",
+        ParallelHeadModel: "block",
         ExitModel: "exit",
     }
     return [*names, kinds.get(type(models.draft.model), "model")]

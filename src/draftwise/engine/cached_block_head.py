@@ -47,6 +47,11 @@ class CachedBlockHead(CachedDraftHead):
 
     head: BlockHeadModel
 
+    @property
+    def are_independent(self) -> bool:
+        """Whether the tokens of a block are independent of each other."""
+        return self.head.correction is None
+
     def __init__(self, model: BlockHeadModel, cache: KVCache, vocab_size: int) -> None:
         """Set up.
 

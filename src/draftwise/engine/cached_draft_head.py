@@ -179,17 +179,23 @@ class CachedDraftHead(CachedModel):
         rows = [self._pending[slot].rows(start, start + n) for slot, start, n in segments]
         return torch.cat(rows)
 
-    def _catch_up(self, inputs: Iterable[ForwardInput]) -> None:
-        """Read states without logits until each request's waiting ones fit in one pass."""
+    def _catch_up(self, inputs: Iterable[ForwardInput], most: int | None = None) -> None:
+        """Read states without logits until each request's waiting ones fit in one pass.
+
+        Args:
+            inputs: what the pass reads.
+            most: number of a request's states that fit; ``None`` for as many as the cache allows.
+        """
         cache = self.cache
+        most = cache.max_new_tokens if most is None else most
         while cache.has_rings:
             requests: list[Request] = []
             segments: list[Segment] = []
             for request, end, _, num_logits, _ in inputs:
                 start, end = self._unread(request, end, num_logits)
-                if end - start > cache.max_new_tokens:
+                if end - start > most:
                     requests.append(request)
-                    segments.append(Segment(request.cache_slot, start, cache.max_new_tokens))
+                    segments.append(Segment(request.cache_slot, start, most))
             if not segments:
                 return
             self._read_context(requests, segments)

@@ -22,7 +22,7 @@ from draftwise.checkpoints.heads.settings import (
     object_of,
     size_of,
 )
-from draftwise.checkpoints.other_drafts import RUN_AS_DRAFTS, other_kind
+from draftwise.checkpoints.other_drafts import BLOCK_HEADS, other_kind
 from draftwise.errors import UnsupportedModelError
 
 _ROLE = "draft"
@@ -107,7 +107,7 @@ def is_block_head_config(config: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` says that it belongs to a head that drafts blocks."""
     if _IN_SPECULATORS in config:
         return config[_IN_SPECULATORS] in _IN_BLOCKS
-    return other_kind(config) in RUN_AS_DRAFTS
+    return other_kind(config) in BLOCK_HEADS
 
 
 def parse_block_head_config(config: Mapping[str, Any]) -> BlockHeadConfig:

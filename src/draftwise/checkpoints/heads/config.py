@@ -24,6 +24,7 @@ class HeadKind(StrEnum):
         DSPARK: DSpark. The same with a Markov head, by which each token depends on the one before.
         DFLASH2: DFlash-2. DFlash with convolutions in the block and a selector, by which each token
             depends on the one before.
+        PEAGLE: P-EAGLE. EAGLE-3 that predicts several tokens in one pass, independently.
     """
 
     EAGLE = "eagle"
@@ -31,6 +32,7 @@ class HeadKind(StrEnum):
     DFLASH = "dflash"
     DSPARK = "dspark"
     DFLASH2 = "dflash2"
+    PEAGLE = "peagle"
 
     @property
     def label(self) -> str:
@@ -40,7 +42,7 @@ class HeadKind(StrEnum):
     @property
     def method(self) -> str:
         """What vLLM calls heads of this kind, as a method of speculation."""
-        return "dflash" if self is HeadKind.DFLASH2 else str(self)
+        return {HeadKind.DFLASH2: "dflash", HeadKind.PEAGLE: "eagle3"}.get(self, str(self))
 
 
 _LABELS = {
@@ -49,6 +51,7 @@ _LABELS = {
     HeadKind.DFLASH: "DFlash",
     HeadKind.DSPARK: "DSpark",
     HeadKind.DFLASH2: "DFlash-2",
+    HeadKind.PEAGLE: "P-EAGLE",
 }
 
 
@@ -150,11 +153,12 @@ class DraftHeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(DraftHeadConfig):
-    """A head of EAGLE-1, EAGLE-2 or EAGLE-3, in terms that both layouts share.
+    """A head of EAGLE-1, EAGLE-2, EAGLE-3 or P-EAGLE, in terms that both layouts share.
 
-    The sources are Li et al. 2024 (arXiv 2401.15077 and 2406.16858) and 2025 (arXiv 2503.01840). Of
-    a head that is not EAGLE-3, ``state_layers`` is ``None``, ``num_states`` is 1, and the
-    vocabulary is the target's. Only the first layer reads the embedding and the state.
+    The sources are Li et al. 2024 (arXiv 2401.15077 and 2406.16858) and 2025 (arXiv 2503.01840),
+    and for P-EAGLE arXiv 2602.01469. Of a head of EAGLE-1 or EAGLE-2, ``state_layers`` is ``None``,
+    ``num_states`` is 1, and the vocabulary is the target's. Only the first layer reads the
+    embedding and the state.
 
     Attributes:
         state_layers: the states of the target that the head reads, ascending; ``None`` for the
@@ -169,6 +173,8 @@ class HeadConfig(DraftHeadConfig):
         fc_bias: whether its ``fc`` has a bias; ``None`` if the configuration does not say so.
         counted_layers: decoder layers by the configuration, which may be a copy of the target's;
             ``None`` where it says nothing of the head.
+        mask_token_id: the token that stands for those to be predicted; ``None`` for a head that
+            drafts token by token.
     """
 
     state_layers: tuple[int, ...] | None
@@ -180,6 +186,7 @@ class HeadConfig(DraftHeadConfig):
     layernorms: bool = False
     fc_bias: bool | None = False
     counted_layers: int | None = None
+    mask_token_id: int | None = None
 
     def states_of(self, num_target_layers: int) -> tuple[int, ...]:
         """The states that it reads of a target.

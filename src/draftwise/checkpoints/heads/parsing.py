@@ -16,6 +16,7 @@ from draftwise.checkpoints.heads.settings import (
     size_of,
 )
 from draftwise.checkpoints.heads.weights import is_eagle3_tensor, normalised
+from draftwise.checkpoints.other_drafts import MASK_TOKENS, other_kind
 from draftwise.errors import UnsupportedModelError
 
 _ROLE = "draft"
@@ -77,7 +78,7 @@ def parse_head_config(config: Mapping[str, Any], tensors: Collection[str] = ()) 
     """
     if "speculators_model_type" in config:
         kind = config["speculators_model_type"]
-        if kind not in (HeadKind.EAGLE, HeadKind.EAGLE3):
+        if kind not in (HeadKind.EAGLE, HeadKind.EAGLE3, HeadKind.PEAGLE):
             raise UnsupportedModelError(
                 _ROLE,
                 f"the head is of type {kind!r}; supported are heads of the types "
@@ -108,13 +109,15 @@ def _parse_eagle3(
             _ROLE, "the head reads the target's last hidden state only (use_aux_hidden_state)"
         )
     layers = _state_layers(top, nested)
+    is_parallel = other_kind(top) == "P-EAGLE"
+    kind = HeadKind.PEAGLE if is_parallel else HeadKind.EAGLE3
     num_states = size_of(top, "num_aux_hidden_states", len(layers or ()) or _DEFAULT_NUM_STATES)
     if layers is not None and len(layers) != num_states:
         raise UnsupportedModelError(
             _ROLE, f"num_aux_hidden_states is {num_states}, and {len(layers)} layer ids are given"
         )
     return HeadConfig(
-        kind=HeadKind.EAGLE3,
+        kind=kind,
         layout=layout,
         target_hidden_size=size_of(top, "target_hidden_size", size_of(layer, "hidden_size")),
         state_layers=layers,
@@ -125,8 +128,24 @@ def _parse_eagle3(
         fc_norm=bool(top.get("fc_norm", False)),
         norm_output=bool(top.get("norm_output", False)),
         logit_scale=number_of(top, "logit_scale", 1.0),
-        **_layer_settings(layer, _EAGLE3_LAYERS, HeadKind.EAGLE3, tensors),
+        mask_token_id=_mask_token(top, size_of(layer, "vocab_size")) if is_parallel else None,
+        **_layer_settings(layer, _EAGLE3_LAYERS, kind, tensors),
     )
+
+
+def _mask_token(top: Mapping[str, Any], vocab_size: int) -> int:
+    """The token that stands for those to be predicted."""
+    for name in MASK_TOKENS:
+        value = top.get(name)
+        if value is not None:
+            if type(value) is int and 0 <= value < vocab_size:
+                return value
+            raise UnsupportedModelError(
+                _ROLE,
+                f"{name} in config.json of the head must be one of {vocab_size} tokens, got "
+                f"{value!r}",
+            )
+    raise UnsupportedModelError(_ROLE, f"config.json of the head has no {MASK_TOKENS[0]}")
 
 
 def _parse_eagle(

@@ -11,14 +11,14 @@ from torch import Tensor
 from draftwise.checkpoints.heads.block_config import BlockHeadConfig
 from draftwise.checkpoints.heads.block_weights import block_shapes
 from draftwise.checkpoints.heads.config import DraftHeadConfig, HeadConfig, HeadKind
-from draftwise.checkpoints.other_drafts import INSTEAD
+from draftwise.checkpoints.other_drafts import MASK_TOKENS
 from draftwise.errors import UnsupportedModelError
 
 _ROLE = "draft"
 # Tensors that drafting does not need, by their last part or their first.
 _UNUSED = frozenset({"inv_freq"})
 # The state that stands for those of tokens to be predicted, in a head of P-EAGLE.
-_MASK_STATE = "mask_hidden"
+MASK_STATE = "mask_hidden"
 _UNUSED_PREFIX = "verifier_"
 # Embeddings of DFlash-2 are stored with and without the name of their parameter.
 _CODEBOOK = "_codebook.weight"
@@ -31,6 +31,7 @@ _OTHER_NAMES: Mapping[HeadKind, Mapping[str, str]] = {
         "pre_lm_head_layernorm.": "norm.",
     },
     HeadKind.EAGLE3: {"midlayer.": "layers.0."},
+    HeadKind.PEAGLE: {"midlayer.": "layers.0."},
 }
 
 _Shapes = dict[str, tuple[int, ...]]
@@ -73,11 +74,11 @@ def check_head_weights(config: DraftHeadConfig, stored: Mapping[str, Tensor]) ->
             raise UnsupportedModelError(
                 _ROLE, f"the head has two tensors {name!r}, one of them under another name"
             )
-        if name.rpartition(".")[2] == _MASK_STATE:
+        if name == MASK_STATE and config.kind is not HeadKind.PEAGLE:
             raise UnsupportedModelError(
                 _ROLE,
-                f"the head has a tensor {name!r}, as those of P-EAGLE, which Draftwise does not "
-                f"run yet; {INSTEAD}",
+                f"the head has a tensor {name!r}, as those of P-EAGLE, and config.json has no "
+                f"{MASK_TOKENS[0]}; name the token that stands for those to be predicted",
             )
         if not _is_unused(name):
             tensors[name] = tensor
@@ -142,8 +143,8 @@ def _shapes(config: DraftHeadConfig) -> tuple[_Shapes, _Shapes]:
         others = block_shapes(config)
     else:
         assert isinstance(config, HeadConfig)
-        is_eagle3 = config.kind is HeadKind.EAGLE3
-        others = _eagle3_shapes(config) if is_eagle3 else _eagle_shapes(config)
+        is_eagle = config.kind is HeadKind.EAGLE
+        others = _eagle_shapes(config) if is_eagle else _eagle3_shapes(config)
     for known, more in zip((required, optional), others, strict=True):
         known |= more
     optional["embed_tokens.weight"] = (config.target_vocab_size, config.hidden_size)
@@ -173,6 +174,8 @@ def _eagle3_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
         "lm_head.weight": (config.draft_vocab_size, hidden),
         "layers.0.hidden_norm.weight": (hidden,),
     }
+    if config.kind is HeadKind.PEAGLE:
+        required[MASK_STATE] = (1, 1, states)
     if config.norm_before_fc:
         required["input_norm.weight"] = (states,)
     if config.fc_norm:
@@ -188,7 +191,7 @@ def _layer_shapes(config: DraftHeadConfig) -> tuple[_Shapes, _Shapes]:
     keys = config.num_kv_heads * config.head_size
     required: _Shapes = {}
     optional: _Shapes = {}
-    is_eagle3 = config.kind is HeadKind.EAGLE3
+    is_eagle3 = config.kind in (HeadKind.EAGLE3, HeadKind.PEAGLE)
     # The first layer of EAGLE-1 has no norm in front of the attention.
     is_normed = not isinstance(config, HeadConfig) or is_eagle3 or config.layernorms
     for index in range(config.num_layers):

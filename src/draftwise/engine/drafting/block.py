@@ -6,8 +6,12 @@ from dataclasses import replace
 
 from draftwise.core.types import Draft
 from draftwise.engine.cached_block_head import CachedBlockHead
+from draftwise.engine.cached_parallel_head import CachedParallelHead
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingStep
+
+# Heads that compute all logits of a draft in one pass.
+OnePassHead = CachedBlockHead | CachedParallelHead
 
 
 class BlockBackend(EagerBackend):
@@ -17,7 +21,7 @@ class BlockBackend(EagerBackend):
     stop a draft by all that was drawn, as with a draft model.
     """
 
-    def __init__(self, cached_head: CachedBlockHead) -> None:
+    def __init__(self, cached_head: OnePassHead) -> None:
         """Set up for a head. Memory is allocated by the first draft."""
         super().__init__(cached_head)
         self._head = cached_head

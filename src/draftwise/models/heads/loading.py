@@ -17,12 +17,14 @@ from draftwise.checkpoints.heads.block_config import BlockHeadConfig
 from draftwise.checkpoints.heads.config import DraftHeadConfig, HeadConfig, HeadKind
 from draftwise.checkpoints.heads.files import find_head, read_head, read_head_config
 from draftwise.checkpoints.heads.origin import warn_of_other_target
+from draftwise.checkpoints.heads.weights import MASK_STATE
 from draftwise.checkpoints.source import locate, split_name
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.heads.block_spec import block_spec
 from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.parallel_model import ParallelHeadModel
 from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
 from draftwise.models.loading import LoadedModel
 
@@ -124,6 +126,8 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
     warn_of_other_target(name, folder, target.name, target.fingerprint)
     # Acceptance profiles know a head by what it computes.
     computed = {key: each for key, each in asdict(config).items() if key != "counted_layers"}
+    if computed.get("mask_token_id") is None:
+        computed.pop("mask_token_id", None)
     settings = json.dumps(computed, sort_keys=True)
     tensors = {name: each.to(model.device, dtype) for name, each in weights.tensors.items()}
     embedding = model.embedding
@@ -163,9 +167,15 @@ def _described(
         block = block_spec(config, tensors, embedding, target.max_model_len)
         return BlockHeadModel(block, states, target_ids, model)
     assert isinstance(config, HeadConfig)
-    describe = head_spec if config.kind is HeadKind.EAGLE3 else eagle_spec
-    spec, layers = describe(config, tensors, embedding), head_layers(config, target.max_model_len)
-    return HeadModel(spec, layers, states, target_ids, model)
+    layers = head_layers(config, target.max_model_len)
+    if config.kind is HeadKind.EAGLE:
+        return HeadModel(eagle_spec(config, tensors, embedding), layers, states, target_ids, model)
+    spec = head_spec(config, tensors, embedding)
+    mask = config.mask_token_id
+    if mask is None:
+        return HeadModel(spec, layers, states, target_ids, model)
+    state = tensors[MASK_STATE]
+    return ParallelHeadModel(spec, layers, states, target_ids, model, mask, state)
 
 
 def _is_same(own: Tensor, embedding: Tensor) -> bool:
