@@ -119,6 +119,18 @@ def selected(weights, recipe, unary, before, h):
 
 
 @torch.no_grad()
+def published_confidence(target, recipe, text, drafted):
+    """``[drafted]`` of each token, given those before it and not itself."""
+    weights, before = recipe.tensors(), [text[-1], *drafted[:-1]]
+    hidden = block_hidden(target, recipe, text)[int(recipe.discards_anchor) :]
+    inputs = hidden[: len(drafted)]
+    if recipe.markov:
+        inputs = torch.cat((inputs, weights["markov_head.markov_w1.weight"][before]), dim=1)
+    score = inputs @ weights["confidence_head.proj.weight"].T
+    return torch.sigmoid(score + weights["confidence_head.proj.bias"]).squeeze(1)
+
+
+@torch.no_grad()
 def published_logits(target, recipe, text, drafted, **settings):
     """``[drafted, own_vocab]`` logits of drafted tokens, each given those before it."""
     weights = recipe.tensors()
@@ -146,4 +158,4 @@ def published_logits(target, recipe, text, drafted, **settings):
     return torch.stack(logits)
 
 
-__all__ = ["HEAD", "TARGET", "block_hidden", "published_logits"]
+__all__ = ["HEAD", "TARGET", "block_hidden", "published_confidence", "published_logits"]

@@ -8,13 +8,16 @@ from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.outputs import TokenSource
+from draftwise.policies import Signal
+from draftwise.policies.base import PolicyContext
+from draftwise.policies.fixed import FixedLength
 
 from ..refusals import error_of
 from ..stand_ins import unguarded
 from ..tiny_blocks import LAYOUTS
 from ..tiny_models import Recipe
 from .assembly import generate, token_ids
-from .blocks import HEAD, TARGET, published_logits
+from .blocks import HEAD, TARGET, published_confidence, published_logits
 from .heads import engine_with_head, recorded_drafts
 
 PROMPTS = [[1], [3, 0, 2, 2, 1, 7, 11], [5, 4], [(i * 7) % 12 for i in range(21)]]
@@ -340,3 +343,65 @@ def test_greedy_texts_with_other_targets(models, family):
     outputs = generate(engine_of(models, HEAD, target=target), PROMPTS, greedy)
     assert token_ids(outputs) == token_ids(expected)
     assert sum(output.speculation.num_verified for output in outputs)
+
+
+class ReadsConfidence(FixedLength):
+    """Keeps the confidence of every draft, and stops some drafts early."""
+
+    signals = frozenset({Signal.CONFIDENCE})
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.drafts, self.announced = [], []
+
+    def plan_drafts(self, requests):
+        self.announced.append([])
+        return super().plan_drafts(requests)
+
+    def keep_drafting(self, position):
+        self.announced[-1].append((position.requests, position.next_confidence))
+        return position.tokens % 5 != 0
+
+    def select(self, draft, companion_scores):
+        self.drafts.append(draft)
+        return super().select(draft, companion_scores)
+
+
+@pytest.mark.parametrize("markov", [None, "gated"])
+def test_confidence_is_known_before_a_token_is_drawn(models, markov):
+    """It is that of the equations, and policies see it one position ahead."""
+    head = HEAD.changed(markov=markov, confidence=True, discards_anchor=False)
+    policy = ReadsConfidence(PolicyContext(8))
+    engine = engine_of(models, head, "deepspec", policy_object=policy)
+    texts, propose = [], engine._pipeline.propose
+
+    def recorded(batch):
+        texts.append([list(request.tokens) for request in batch.generating])
+        return propose(batch)
+
+    engine._pipeline.propose = recorded
+    generate(engine, PROMPTS, params(len(PROMPTS)))
+    reference, lengths = models.reference(TARGET), set()
+    for own, draft, announced in zip(texts, policy.drafts, policy.announced, strict=True):
+        for row, (text, length) in enumerate(zip(own, draft.lengths, strict=True)):
+            if not length:
+                continue
+            tokens = draft.host_tokens[row][:length]
+            expected = published_confidence(reference, head, text, tokens)
+            got = draft.signals.confidence[row]
+            assert torch.allclose(got[:length], expected, atol=1e-5)
+            assert not got[length:].any()
+            for place, (requests, confidence) in enumerate(announced[: length - 1]):
+                seen = confidence[list(requests).index(row)]
+                assert seen == pytest.approx(float(expected[place + 1]), abs=1e-5)
+            lengths.add(length)
+    assert lengths == {1, 2, 3, 4, 5}
+
+
+def test_heads_without_confidence_give_none(models):
+    policy = ReadsConfidence(PolicyContext(4))
+    engine = engine_of(models, KINDS["vanilla"], policy_object=policy)
+    generate(engine, PROMPTS, params(len(PROMPTS)))
+    drafted = [draft for draft in policy.drafts if any(draft.lengths)]
+    assert drafted
+    assert all(draft.signals.confidence is None for draft in drafted)

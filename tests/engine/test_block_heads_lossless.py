@@ -37,7 +37,7 @@ class BlockCase(Case):
     num_requests: int = 4_000
     head: BlockRecipe = DFLASH
     proposals: str | None = None
-    looks_back: bool = False
+    truncates: type[FixedLength] | None = None
 
     def __str__(self):
         return f"{self.head.markov or 'dflash'}-{super().__str__()}-{self.proposals}"
@@ -53,7 +53,7 @@ class BlockCase(Case):
             num_speculative_tokens=self.num_speculative_tokens,
             verification=self.verification,
             proposals=self.proposals,
-            policy_object=_LooksBack(PolicyContext(3)) if self.looks_back else None,
+            policy_object=self.truncates and self.truncates(PolicyContext(3)),
         )
 
 
@@ -78,7 +78,42 @@ def test_texts_with_independent_proposals_follow_the_target(models):
     assert_texts_follow_the_target(models, BlockCase("svip", "block", 3, proposals="sampled"))
 
 
-class _LooksBack(FixedLength):
+class _Truncates(FixedLength):
+    """Verifies the first tokens of each draft. Positions after them have no proposal."""
+
+    def lengths(self, signals):
+        raise NotImplementedError
+
+    def select(self, draft, companion_scores):
+        if draft.signals is None or not any(draft.lengths):
+            return super().select(draft, companion_scores)
+        lengths = tuple(map(min, self.lengths(draft.signals).tolist(), draft.lengths))
+        if draft.probs is not None:
+            for row, length in enumerate(lengths):
+                draft.probs[row, length:] = 0.0
+        return Plan(draft.tokens, lengths, draft.probs)
+
+
+class _ByConfidence(_Truncates):
+    """Verifies tokens while the head expects that all of them are accepted."""
+
+    signals = frozenset({Signal.CONFIDENCE})
+
+    def lengths(self, signals):
+        return (signals.confidence.cumprod(dim=1) >= 0.45).sum(dim=1)
+
+
+def test_texts_truncated_by_confidence_follow_the_target(models):
+    """The confidence of a token depends on the tokens before it only."""
+    head = DSPARK.changed(markov="vanilla", confidence=True)
+    case = BlockCase("fixed", "token", 3, head=head, truncates=_ByConfidence)
+    tokens, requests = case.sampled(models)
+    stats = [request.stats for request in requests]
+    assert 0 < sum(each.num_verified for each in stats) < sum(each.num_drafted for each in stats)
+    assert min(case.p_values(models, tokens)) > NOT_UNLIKELY
+
+
+class _LooksBack(_Truncates):
     """Cuts a draft before the first token that the head finds unlikely.
 
     The decision about a position uses what was drawn there, and the proposal does not say so.
@@ -86,27 +121,26 @@ class _LooksBack(FixedLength):
 
     signals = frozenset({Signal.TOKEN_PROBABILITY})
 
-    def select(self, draft, companion_scores):
-        if draft.signals is None or not any(draft.lengths):
-            return super().select(draft, companion_scores)
-        likely = (draft.signals.token_probs >= 0.3).long().cumprod(dim=1).sum(dim=1).tolist()
-        lengths = tuple(map(min, likely, draft.lengths))
-        if draft.probs is not None:
-            for row, length in enumerate(lengths):
-                draft.probs[row, length:] = 0.0
-        return Plan(draft.tokens, lengths, draft.probs)
+    def lengths(self, signals):
+        return (signals.token_probs >= 0.3).long().cumprod(dim=1).sum(dim=1)
 
 
 @pytest.mark.parametrize("markov", [None, "vanilla"])
 def test_a_truncation_that_looks_back_is_detected(models, markov):
     """Where tokens are drawn. One-hot proposals may be cut by any rule."""
     if markov is None:
-        case = BlockCase("fixed", "token", 3, num_requests=2_000, looks_back=True)
+        case = BlockCase("fixed", "token", 3, num_requests=2_000, truncates=_LooksBack)
         tokens, _ = case.sampled(models)
         assert min(case.p_values(models, tokens)) > NOT_UNLIKELY
     head = DFLASH.changed(markov=markov)
     case = BlockCase(
-        "fixed", "token", 3, num_requests=9_000, head=head, proposals="sampled", looks_back=True
+        "fixed",
+        "token",
+        3,
+        num_requests=7_000,
+        head=head,
+        proposals="sampled",
+        truncates=_LooksBack,
     )
     tokens, _ = case.sampled(models)
     assert min(case.p_values(models, tokens)) < IMPOSSIBLE

@@ -170,15 +170,21 @@ class DraftSignals:
         entropy: ``[batch, num_tokens]`` float32, H of ``draft_probs`` in nats.
         token_probs: ``[batch, num_tokens]`` float32, the draft's probability of the drafted
             token.
+        confidence: ``[batch, num_tokens]`` float32, the probability that each token is accepted if
+            all before it are, as the draft's own head estimated it before the token was drawn;
+            ``None`` for drafts without such a head.
     """
 
     draft_probs: Tensor
     entropy: Tensor
     token_probs: Tensor
+    confidence: Tensor | None = None
 
     def of_requests(self, index: Tensor) -> DraftSignals:
         """The signals of some requests, ``[requests]`` by their index in the batch."""
-        return DraftSignals(self.draft_probs[index], self.entropy[index], self.token_probs[index])
+        confidence = None if self.confidence is None else self.confidence[index]
+        known = self.draft_probs[index], self.entropy[index], self.token_probs[index]
+        return DraftSignals(*known, confidence)
 
 
 class OneHotSignals(DraftSignals):

@@ -24,6 +24,7 @@ class _Blocks:
         logits: ``[blocks, positions, draft_vocab]`` without the head's correction.
         places: index of each cache slot's block.
         state: ``[blocks, …]`` of the correction; ``None`` without one.
+        confidence: ``[blocks, positions]`` float32, as far as it was asked for.
         position: the next position.
     """
 
@@ -32,6 +33,7 @@ class _Blocks:
     ) -> None:
         """Begin before the first position."""
         self.hidden, self.logits, self.places, self.state = hidden, logits, places, state
+        self.confidence = hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
         self.position = 0
 
 
@@ -102,11 +104,37 @@ class CachedBlockHead(CachedDraftHead):
             return None, num_tokens
         slots = [segment.cache_slot for segment in blocks]
         self._begin(hidden[:, : self._num_wanted], slots)
-        return self._next_logits(slots, upload(anchors, torch.long, self.device)), num_tokens
+        before = upload(anchors, torch.long, self.device)
+        self.next_confidence(slots, before)
+        return self._next_logits(slots, before), num_tokens
 
     def read_one(self, rows: Sequence[int], tokens: Tensor) -> Tensor:
         """Logits ``[rows, vocab]`` of the next position of the blocks. Nothing is read for them."""
         return self._next_logits(rows, tokens)
+
+    def next_confidence(self, slots: Sequence[int], tokens: Tensor) -> Tensor | None:
+        """``[slots]`` the estimated probability that the next token of each draft is accepted.
+
+        Args:
+            slots: cache slots.
+            tokens: ``[slots]`` int64, the token before.
+
+        Returns:
+            ``None`` without a confidence head, and at the end of the blocks.
+        """
+        blocks, head = self._blocks, self.head.confidence
+        if blocks is None or head is None or blocks.position == blocks.hidden.shape[1]:
+            return None
+        rows, position = self._rows(slots), blocks.position
+        found = head(blocks.hidden[rows, position], tokens)
+        blocks.confidence[rows, position] = found
+        return found
+
+    def confidence(self, slots: Sequence[int], num_tokens: int) -> Tensor | None:
+        """``[slots, num_tokens]`` what was estimated of the first tokens of each draft."""
+        if self._blocks is None or self.head.confidence is None:
+            return None
+        return self._blocks.confidence[self._rows(slots), :num_tokens]
 
     def has_static_steps(self, num_tokens: int) -> bool:
         """False: the passes are not recorded."""
@@ -128,7 +156,7 @@ class CachedBlockHead(CachedDraftHead):
         """
         blocks = self._blocks
         assert blocks is not None
-        rows = upload([blocks.places[slot] for slot in slots], torch.long, self.device)
+        rows = self._rows(slots)
         logits = blocks.logits[rows, blocks.position]
         if self.head.correction is not None:
             assert blocks.state is not None
@@ -137,6 +165,12 @@ class CachedBlockHead(CachedDraftHead):
             blocks.state[rows] = state
         blocks.position += 1
         return self.fit_vocabulary(logits)
+
+    def _rows(self, slots: Sequence[int]) -> Tensor:
+        """``[slots]`` int64, the block of each cache slot."""
+        assert self._blocks is not None
+        places = self._blocks.places
+        return upload([places[slot] for slot in slots], torch.long, self.device)
 
     def _read_context(self, requests: Sequence[Request], segments: Sequence[Segment]) -> None:
         """See :meth:`CachedDraftHead._read_context`."""

@@ -122,6 +122,8 @@ class HybridProposer(Proposer):
             count = offered.tokens.shape[1]
             signals.token_probs[rows, :count] = offered.signals.token_probs[rows]
             signals.entropy[rows, :count] = offered.signals.entropy[rows]
+            if signals.confidence is not None:
+                signals.confidence[rows, :count] = offered.signals.token_probs[rows]
         if signals is not None and policy.reads_offers:
             distributions = _with_one_hot(signals.draft_probs, tokens, copied)
             signals = replace(signals, draft_probs=distributions)

@@ -11,6 +11,7 @@ from draftwise.models.fast_path import SlowPath
 from draftwise.models.heads.block_forward import BlockForward
 from draftwise.models.heads.block_layer import BlockPlan
 from draftwise.models.heads.block_spec import BlockSpec, block_layers
+from draftwise.models.heads.confidence import ConfidenceHead
 from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.heads.markov import MarkovHead
 from draftwise.models.heads.selector import CandidateSelector
@@ -30,6 +31,7 @@ class BlockHeadModel(DraftHead):
         num_drafted: the number of tokens that a block predicts.
         correction: by which each token depends on the one before; ``None`` if the tokens of a block
             are independent of each other.
+        confidence: estimates whether a token will be accepted; ``None`` without such a head.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class BlockHeadModel(DraftHead):
             self.correction = MarkovHead(spec.markov)
         elif spec.selector is not None:
             self.correction = CandidateSelector(spec.selector)
+        self.confidence = None if spec.confidence is None else ConfidenceHead(spec.confidence)
         is_slow = spec.embedding.device.type == "cpu"
         super().__init__(
             block_layers(spec),

@@ -112,6 +112,21 @@ class SelectorSpec:
 
 
 @dataclass(frozen=True)
+class ConfidenceSpec:
+    """See :class:`draftwise.models.heads.confidence.ConfidenceHead`.
+
+    Attributes:
+        weight: ``[1, inputs]``.
+        bias: ``[1]``.
+        embedding: ``[target_vocab, rank]`` that of the Markov head; ``None`` if it is not read.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    embedding: Tensor | None
+
+
+@dataclass(frozen=True)
 class BlockSpec:
     """A head of DFlash, DFlash-2 or DSpark.
 
@@ -135,6 +150,7 @@ class BlockSpec:
         convolutions: ``[layers]`` those of the attention and of the feed-forward block; empty for
             none.
         selector: the selector; ``None`` for none.
+        confidence: the confidence head; ``None`` for none.
         num_heads, num_kv_heads, head_size, hidden_size, intermediate_size, activation, scaling,
             softcap, residual_scale: see :class:`draftwise.models.decoder_spec.DecoderSpec`.
         rotary: the rotary embedding.
@@ -156,6 +172,7 @@ class BlockSpec:
     markov: MarkovSpec | None
     convolutions: tuple[tuple[ConvolutionSpec, ConvolutionSpec], ...]
     selector: SelectorSpec | None
+    confidence: ConfidenceSpec | None
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -217,6 +234,7 @@ def block_spec(
         markov,
         _convolutions(config, tensors, parts),
         _selector(config, tensors, parts),
+        _confidence(config, tensors),
         config.num_heads,
         config.num_kv_heads,
         config.head_size,
@@ -260,6 +278,16 @@ def _selector(
         parts.linear(name + "hidden_projection"),
         config.selector.num_candidates,
     )
+
+
+def _confidence(config: BlockHeadConfig, tensors: Mapping[str, Tensor]) -> ConfidenceSpec | None:
+    """The confidence head, if there is one."""
+    if not config.has_confidence:
+        return None
+    name, embedding = "confidence_head.proj.", None
+    if config.confidence_reads_markov:
+        embedding = tensors["markov_head.markov_w1.weight"]
+    return ConfidenceSpec(tensors[name + "weight"], tensors[name + "bias"], embedding)
 
 
 def block_layers(spec: BlockSpec) -> list[LayerShape]:
