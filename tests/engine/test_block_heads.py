@@ -6,6 +6,7 @@ import torch
 from draftwise import LLM, SamplingParams
 from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
+from draftwise.kernels.native.decoder import NativeDecoder
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.outputs import TokenSource
 from draftwise.policies import Signal
@@ -405,3 +406,20 @@ def test_heads_without_confidence_give_none(models):
     drafted = [draft for draft in policy.drafts if any(draft.lengths)]
     assert drafted
     assert all(draft.signals.confidence is None for draft in drafted)
+
+
+@pytest.mark.slow
+def test_greedy_texts_in_bfloat16(models):
+    """The states of the target's kernels are those that the head reads."""
+    target = LLM(models.folder(TARGET), dtype="bfloat16")
+    if not isinstance(target.target.model.native, NativeDecoder):
+        pytest.skip("the target is computed by PyTorch on this machine")
+    greedy = SamplingParams(temperature=0, max_tokens=30)
+    expected = [each.token_ids for each in target.generate(PROMPTS, greedy)]
+    for kind in ("rnn", "dflash-2"):
+        speculation = unguarded(folder_of(models, KINDS[kind]), policy="fixed")
+        outputs = LLM(models.folder(TARGET), speculation, dtype="bfloat16").generate(
+            PROMPTS, greedy
+        )
+        assert [each.token_ids for each in outputs] == expected
+        assert sum(each.speculation.num_accepted for each in outputs)

@@ -163,3 +163,88 @@ def test_methods_name_the_kind(tmp_path):
     check_head_kind(folder, "dspark")
     with pytest.raises(UnsupportedModelError, match="is a head of DSpark, and the method is 'dfl"):
         check_head_kind(folder, "dflash")
+
+
+SIZES = {
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "head_dim": 128,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 151_936,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 5,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def test_settings_of_published_folders():
+    """With what else their configurations have."""
+    others = {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "dtype": "bfloat16",
+        "max_window_layers": 5,
+        "num_target_layers": 36,
+        "rope_scaling": None,
+        "rope_theta": 1_000_000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "use_sliding_window": False,
+    }
+    first = parse_block_head_config(
+        {
+            **SIZES,
+            **others,
+            "architectures": ["DFlashDraftModel"],
+            "block_size": 16,
+            "dflash_config": {"mask_token_id": 151_669, "target_layer_ids": [1, 9, 17, 25, 33]},
+            "layer_types": ["full_attention"] * 5,
+        }
+    )
+    assert first.states_of(36) == (2, 10, 18, 26, 34)
+    assert (first.kind, first.num_drafted, first.windows) == (HeadKind.DFLASH, 15, (None,) * 5)
+    second = parse_block_head_config(
+        {
+            **SIZES,
+            "architectures": ["DFlash2DraftModel"],
+            "is_causal": False,
+            "dflash_config": {
+                "block_size": 16,
+                "conv_group_size": 16,
+                "conv_kernel_size": 2,
+                "final_logit_softcapping": 20.0,
+                "mask_token_id": 151_669,
+                "output_multiplier": 0.196,
+                "selector_rank": 256,
+                "selector_top_k": 16,
+                "target_layer_ids": [1, 13, 25, 37, 49],
+            },
+            "layer_types": ["sliding_attention"] * 5,
+            "rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"},
+            "sliding_window": 2048,
+        }
+    )
+    assert second.kind is HeadKind.DFLASH2
+    assert (second.is_causal, second.windows) == ((False,) * 5, (2048,) * 5)
+    assert (second.logit_scale, second.logit_softcap) == (0.196, 20.0)
+    third = parse_block_head_config(
+        {
+            **SIZES,
+            **others,
+            "architectures": ["Qwen3DSparkModel"],
+            "block_size": 7,
+            "mask_token_id": 151_669,
+            "target_layer_ids": [1, 9, 17, 25, 33],
+            "num_anchors": 512,
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+            "markov_rank": 256,
+            "markov_head_type": "vanilla",
+            "layer_types": ["full_attention"] * 5,
+        }
+    )
+    assert (third.kind, third.num_drafted) == (HeadKind.DSPARK, 7)
