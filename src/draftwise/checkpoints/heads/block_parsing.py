@@ -13,6 +13,13 @@ from draftwise.checkpoints.heads.block_config import (
     MarkovKind,
     SelectorConfig,
 )
+from draftwise.checkpoints.heads.block_keys import (
+    DFLASH_KEYS,
+    IN_SPECULATORS,
+    OF_DFLASH_2,
+    OF_VARIANTS,
+    SPECULATORS_KEYS,
+)
 from draftwise.checkpoints.heads.config import HeadKind, HeadLayout, ascend
 from draftwise.checkpoints.heads.settings import (
     attention_windows,
@@ -27,86 +34,13 @@ from draftwise.errors import UnsupportedModelError
 
 _ROLE = "draft"
 _LAYERS = ("llama", "qwen3")
-_IN_SPECULATORS = "speculators_model_type"
 _IN_BLOCKS = (HeadKind.DFLASH, HeadKind.DFLASH2, HeadKind.DSPARK)
-_OF_DFLASH_2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-# Keys of ``dflash_config`` that are read. Any other one may change what is computed.
-_DFLASH_KEYS = frozenset(
-    {
-        *_OF_DFLASH_2,
-        "block_size",
-        "causal",
-        "final_logit_softcapping",
-        "input_embedding_scale",
-        "mask_token_id",
-        "output_multiplier",
-        "target_layer_ids",
-    }
-)
-# Keys of ``speculators`` that are read, and those of training and of the file itself.
-_SPECULATORS_KEYS = frozenset(
-    {
-        _IN_SPECULATORS,
-        *_OF_DFLASH_2,
-        "architectures",
-        "aux_hidden_state_layer_ids",
-        "block_size",
-        "confidence_head_with_markov",
-        "draft_vocab_size",
-        "enable_confidence_head",
-        "markov_head_type",
-        "markov_rank",
-        "mask_token_id",
-        "pure_draft_prefix_len",
-        "projector_type",
-        "sample_from_anchor",
-        "shift_label",
-        "sliding_window_non_causal",
-        "speculators_config",
-        "target_hidden_size",
-        "transformer_layer_config",
-        # Of the file.
-        "auto_map",
-        "has_no_defaults_at_init",
-        "dtype",
-        "speculators_version",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        # Of training.
-        "auf",
-        "ce_loss_alpha",
-        "confidence_head_alpha",
-        "draft_ffn_type",
-        "emb_dim",
-        "embed_requires_grad",
-        "gru_hidden_dim",
-        "l1_loss_alpha",
-        "lambda_base_decay_ratio",
-        "lambda_base_start",
-        "loss_decay_gamma",
-        "max_anchors",
-        "moe_experts_implementation",
-        "moe_intermediate_size",
-        "num_anchors",
-        "num_experts",
-        "num_experts_per_tok",
-        "shared_expert_intermediate_size",
-    }
-)
-# Settings of variants that compute something else, and the only value that is supported.
-_OF_VARIANTS: Mapping[str, Any] = {
-    "projector_type": "dflash",
-    "shift_label": False,
-    "draft_ffn_type": "dense",
-    "use_heterogeneous_kv": False,
-}
 
 
 def is_block_head_config(config: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` says that it belongs to a head that drafts blocks."""
-    if _IN_SPECULATORS in config:
-        return config[_IN_SPECULATORS] in _IN_BLOCKS
+    if IN_SPECULATORS in config:
+        return config[IN_SPECULATORS] in _IN_BLOCKS
     return other_kind(config) in BLOCK_HEADS
 
 
@@ -117,14 +51,14 @@ def parse_block_head_config(config: Mapping[str, Any]) -> BlockHeadConfig:
         UnsupportedModelError: a setting is missing or invalid, or not supported. The error names
             its key.
     """
-    for name, only in _OF_VARIANTS.items():
+    for name, only in OF_VARIANTS.items():
         value = config.get(name)
         if value is not None and value != only:
             raise UnsupportedModelError(
                 _ROLE, f"{name} in config.json of the head is {value!r}, which is not supported"
             )
     parse = _parse_zlab if "dflash_config" in config else _parse_deepspec
-    parsed = (_parse_speculators if _IN_SPECULATORS in config else parse)(config)
+    parsed = (_parse_speculators if IN_SPECULATORS in config else parse)(config)
     _check(parsed)
     return parsed
 
@@ -161,7 +95,7 @@ def _check(parsed: BlockHeadConfig) -> None:
 
 def _parse_zlab(config: Mapping[str, Any]) -> BlockHeadConfig:
     nested = object_of(config, "dflash_config")
-    _refuse_unknown(nested, _DFLASH_KEYS, "dflash_config.")
+    _refuse_unknown(nested, DFLASH_KEYS, "dflash_config.")
     # A setting in the object has precedence.
     settings = {**config, **{key: each for key, each in nested.items() if each is not None}}
     layer = layer_settings(config, _LAYERS)
@@ -216,7 +150,7 @@ def _parse_deepspec(config: Mapping[str, Any]) -> BlockHeadConfig:
 
 
 def _parse_speculators(config: Mapping[str, Any]) -> BlockHeadConfig:
-    _refuse_unknown(config, _SPECULATORS_KEYS)
+    _refuse_unknown(config, SPECULATORS_KEYS)
     nested = object_of(config, "transformer_layer_config")
     if not nested:
         raise UnsupportedModelError(
@@ -225,7 +159,7 @@ def _parse_speculators(config: Mapping[str, Any]) -> BlockHeadConfig:
     layer = layer_settings(nested, _LAYERS)
     num_layers = size_of(nested, "num_hidden_layers")
     windows = attention_windows(nested, num_layers)
-    by_default = config[_IN_SPECULATORS] == HeadKind.DFLASH2
+    by_default = config[IN_SPECULATORS] == HeadKind.DFLASH2
     causal = not _flag(config, "sliding_window_non_causal", by_default)
     return BlockHeadConfig(
         layout=HeadLayout.SPECULATORS,
@@ -303,8 +237,8 @@ def _dependences(settings: Mapping[str, Any]) -> dict[str, Any]:
             _ROLE, "confidence_head_with_markov in config.json of the head needs a markov_rank"
         )
     convolution = selector = None
-    if any(settings.get(name) is not None for name in _OF_DFLASH_2):
-        taps, group_size, selector_rank, top_k = (size_of(settings, each) for each in _OF_DFLASH_2)
+    if any(settings.get(name) is not None for name in OF_DFLASH_2):
+        taps, group_size, selector_rank, top_k = (size_of(settings, each) for each in OF_DFLASH_2)
         convolution = ConvolutionConfig(taps, group_size)
         selector = SelectorConfig(selector_rank, top_k)
     if selector is not None and markov is not None:
