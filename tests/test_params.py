@@ -97,6 +97,7 @@ BAD_SPECULATION = {
     "policy_options": [5, "ab", None, [1], {1: 2}, {"a": nested(100)}, {"a": nested(100_000)}],
     "lenience": [0, -0.5, 1.01, *NOT_NUMBERS, {}, {1: 0.5}],
     "verification": ["", "tokens", None, 1, ["block"], np.array(["block", "token"])],
+    "proposals": ["", "greedy", 1, ["sampled"], np.array(["one-hot", "sampled"])],
     "method": ["", "draft_model", "eagle2", 3, ["eagle"], np.array(["eagle", "eagle3"])],
 }
 GOOD_SPECULATION = {
@@ -114,7 +115,8 @@ GOOD_SPECULATION = {
     "policy_options": [{}, {"a": 1}],
     "lenience": [1, 1.0, 0.01, {0: 1.0, 16: 0.8}],
     "verification": ["block", "token"],
-    "method": [None, "eagle", "eagle3"],
+    "proposals": [None, "one-hot", "sampled"],
+    "method": [None, "eagle", "eagle3", "dflash", "dspark"],
 }
 
 

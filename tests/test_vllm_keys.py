@@ -13,7 +13,7 @@ def config(**values):
 
 
 def test_methods_of_heads():
-    for method in ["eagle", "eagle3"]:
+    for method in ["eagle", "eagle3", "dflash", "dspark"]:
         expected = SpeculationConfig("folder", num_speculative_tokens=3, method=method)
         assert config(method=method, model="folder", num_speculative_tokens=3) == expected
         assert config(method=method, draft=["suffix", "folder"]).method == method
@@ -46,12 +46,10 @@ def test_methods_of_the_targets_own_layers():
 OTHER_METHODS = [
     ("medusa", r"\(Medusa\) are not run by Draftwise yet; use 'suffix', 'draft_model' or"),
     ("mlp_speculator", "MLP speculator"),
-    ("dflash", "DFlash"),
-    ("dspark", "DSpark"),
     ("ngram_gpu", "use 'ngram'"),
     ("custom_class", "register a proposer"),
     ("extract_hidden_states", "leave it out"),
-    ("magic", "must be one of 'draft_model', 'eagle', 'eagle3', 'ngram', 'suffix'; got"),
+    ("magic", "must be one of 'draft_model', 'eagle', 'eagle3', 'dflash', 'dspark'"),
     (5, "got 5"),
     (["eagle"], r"got \['eagle'\]"),
 ]
@@ -74,7 +72,8 @@ def test_values_that_say_what_is_done():
         ({"rejection_sample_method": "block"}, {"verification": "block"}),
         ({"rejection_sample_method": "block", "verification": "block"}, {}),
         ({"rejection_sample_method": None}, {}),
-        ({"draft_sample_method": "probabilistic"}, {}),
+        ({"draft_sample_method": "probabilistic"}, {"proposals": "sampled"}),
+        ({"draft_sample_method": "greedy"}, {"proposals": "one-hot"}),
         ({"use_heterogeneous_vocab": True, "parallel_drafting": False}, {}),
         ({"enforce_eager": False, "method": None}, {}),
     ]:
@@ -97,9 +96,8 @@ OTHER_KEYS = [
     ("suffix_decoding_max_tree_depth", 24, "'num_speculative_tokens'"),
     ("suffix_decoding_max_cached_requests", 10000, "'remember_outputs'"),
     ("suffix_decoding_min_token_prob", 0.1, "estimated acceptance"),
-    ("draft_sample_method", "greedy", "temperature of the request"),
-    ("rejection_sample_method", "synthetic", "must be 'standard' or 'block'"),
-    ("rejection_sample_method", ["block"], "must be 'standard' or 'block'"),
+    ("rejection_sample_method", "synthetic", "must be 'standard' or 'probabilistic' or 'block'"),
+    ("rejection_sample_method", ["block"], "must be 'standard' or 'probabilistic' or 'block'"),
     ("synthetic_acceptance_length", 2.0, "at random"),
     ("posterior_threshold", 0.1, "'lenience'"),
     ("use_heterogeneous_vocab", False, "is translated in any case"),
@@ -124,3 +122,16 @@ def test_two_names_of_the_verification():
     with pytest.raises(InvalidParameterError, match="'standard' is 'verification' 'token'") as info:
         config(model="folder", rejection_sample_method="standard", verification="block")
     assert info.value.field == "speculation.rejection_sample_method"
+
+
+def test_two_names_of_the_proposals():
+    for value, message in [("greedy", "'greedy' is 'proposals' 'one-hot'"), (1, "got 1")]:
+        caught = error_of(
+            config,
+            model="folder",
+            draft_sample_method=value,
+            proposals="sampled",
+            error=InvalidParameterError,
+            match=message,
+        )
+        assert caught.field == "speculation.draft_sample_method"

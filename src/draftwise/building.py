@@ -36,13 +36,13 @@ from draftwise.errors import (
 )
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.loading import check_exits, load_exit
+from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.heads.loading import (
     check_head_kind,
     find_named_head,
     is_bundled_or_local_head,
     load_head,
 )
-from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.mtp import load_mtp
 from draftwise.models.loading import LoadedModel, load_model, weight_types
 from draftwise.models.static_steps import StepMode
@@ -220,7 +220,7 @@ class EngineBuilder:
                 model = self._load(name, role, target.max_model_len)
                 found = match_vocabulary(target, model, role)
             self._loaded[name] = found
-        if role != "draft" and isinstance(found.model, HeadModel):
+        if role != "draft" and isinstance(found.model, DraftHead):
             raise _is_a_head(name, role)
         return found
 

@@ -11,6 +11,7 @@ from draftwise.core.formats import (
     HEAD_METHODS,
     MODEL_FREE_DRAFTS,
     MTP_METHOD,
+    PROPOSALS,
     QUANTIZATIONS,
     VerificationMethod,
     draft_parts,
@@ -129,8 +130,13 @@ class SpeculationConfig:
             compared with no speculation, under any policy. The first steps at a batch size then
             draft nothing, and a seed does not reproduce a text that a draft model drafts for, as
             draft lengths depend on measured times.
-        method: kind of head that the draft must be, ``"eagle"`` or ``"eagle3"``, as vLLM names it;
-            ``None`` for any draft. Draftwise recognises heads by their files.
+        proposals: what a head that drafts blocks proposes at temperatures above 0: its most likely
+            tokens (``"one-hot"``), or tokens drawn from its distributions (``"sampled"``); ``None``
+            for the first if the tokens of a block are independent of each other, and the second
+            otherwise. Both are lossless.
+        method: kind of head that the draft must be, ``"eagle"``, ``"eagle3"``, ``"dflash"`` or
+            ``"dspark"``, as vLLM names it; ``None`` for any draft. Draftwise recognises heads by
+            their files.
 
     Raises:
         InvalidParameterError: a value is out of range.
@@ -150,6 +156,7 @@ class SpeculationConfig:
     corpus_tokens: int = 1_000_000
     remember_outputs: bool = False
     guard: bool = True
+    proposals: str | None = None
     method: str | None = None
 
     def __post_init__(self) -> None:
@@ -203,6 +210,10 @@ class SpeculationConfig:
         if not isinstance(self.verification, str) or self.verification not in ("block", "token"):
             raise InvalidParameterError(
                 "verification", f"must be 'block' or 'token', got {shown(self.verification)}"
+            )
+        if not isinstance(self.proposals, str | None) or self.proposals not in (None, *PROPOSALS):
+            raise InvalidParameterError(
+                "proposals", f"must be 'one-hot' or 'sampled', got {shown(self.proposals)}"
             )
         mapping("policy_options", self.policy_options)
         refuse_deep("policy_options", self.policy_options)
@@ -259,10 +270,10 @@ class SpeculationConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:
         """Build from external input, which may use the keys of vLLM's ``--speculative-config``.
 
-        ``model`` is an alias of ``draft``. ``method`` may be ``"draft_model"``, ``"eagle"`` or
-        ``"eagle3"`` with a model, or ``"ngram"`` or ``"suffix"``, which draft without one. Other
-        keys of vLLM are accepted with values that say what Draftwise does anyway. Unknown keys
-        raise :class:`InvalidParameterError`.
+        ``model`` is an alias of ``draft``. ``method`` may be ``"draft_model"``, ``"eagle"``,
+        ``"eagle3"``, ``"dflash"`` or ``"dspark"`` with a model, or ``"ngram"`` or ``"suffix"``,
+        which draft without one. Other keys of vLLM are accepted with values that say what Draftwise
+        does anyway. Unknown keys raise :class:`InvalidParameterError`.
         """
         values = translated(values)
         refuse_unknown_keys("speculation", values, (item.name for item in fields(cls)))

@@ -20,8 +20,6 @@ _NO_METHODS = {
         name: f"drafts of this kind ({kind}) are not run by Draftwise yet; use 'suffix', "
         "'draft_model' or 'eagle3'"
         for name, kind in (
-            ("dflash", "DFlash"),
-            ("dspark", "DSpark"),
             ("hydra", "Hydra"),
             ("medusa", "Medusa"),
             ("mlp_speculator", "MLP speculator"),
@@ -44,6 +42,8 @@ _NOT_LOSSLESS = "changes the output; leave it out, or set 'lenience'"
 _AT_RANDOM = "accepts tokens at random, which changes the output; leave it out"
 _OF_ITS_ENGINE = "is a setting of vLLM's engine without a counterpart; leave it out"
 _OTHER_VERSION = "download this version of the draft, and name its folder"
+# What vLLM proposes, and the name of the same here.
+_PROPOSALS = {"greedy": "one-hot", "probabilistic": "sampled"}
 # (accepted values, what to do instead of others). Accepted values say what Draftwise does anyway.
 _KEYS: dict[str, tuple[tuple[object, ...], str]] = {
     "draft_tensor_parallel_size": ((1,), _ON_ONE_DEVICE),
@@ -65,18 +65,14 @@ _KEYS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "suffix_decoding_max_spec_factor": ((), _OF_SUFFIX),
     "suffix_decoding_min_token_prob": ((), _OF_SUFFIX),
-    "draft_sample_method": (
-        ("probabilistic",),
-        "drafts are drawn at the temperature of the request; leave it out",
-    ),
     "use_heterogeneous_vocab": (
         (True,),
         "a draft with another vocabulary is translated in any case; leave it out",
     ),
     "parallel_drafting": (
         (False,),
-        "drafts that predict several tokens in one pass (P-EAGLE, PARD) are not run by Draftwise "
-        "yet; leave it out",
+        "heads of P-EAGLE are recognised by their files, and draft models of PARD are not run by "
+        "Draftwise yet; leave it out",
     ),
     "speculative_token_tree": ((), "set 'tree_width' for token trees"),
     "num_speculative_tokens_per_batch_size": ((), _ON_POLICIES),
@@ -128,7 +124,11 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
     if "model" in values:
         values["draft"] = values.pop("model")
     _translate_method(values)
-    _translate_verification(values)
+    for key, own, names in (
+        ("rejection_sample_method", "verification", _VERIFICATION),
+        ("draft_sample_method", "proposals", _PROPOSALS),
+    ):
+        _translate_value(values, key, own, names)
     for key in [key for key in values if key in _KEYS]:
         accepted, remedy = _KEYS[key]
         value = values.pop(key)
@@ -169,15 +169,16 @@ def _translate_method(values: dict[str, Any]) -> None:
         )
 
 
-def _translate_verification(values: dict[str, Any]) -> None:
-    method = values.pop("rejection_sample_method", None)
-    if method is None:
+def _translate_value(values: dict[str, Any], key: str, own: str, names: Mapping[str, str]) -> None:
+    """Replace a key of vLLM by one of ``SpeculationConfig`` that says the same."""
+    value = values.pop(key, None)
+    if value is None:
         return
-    field = f"{_WHERE}.rejection_sample_method"
-    if not isinstance(method, str) or method not in _VERIFICATION:
-        raise InvalidParameterError(field, f"must be 'standard' or 'block', got {shown(method)}")
-    verification = _VERIFICATION[method]
-    if values.setdefault("verification", verification) != verification:
+    field = f"{_WHERE}.{key}"
+    if not isinstance(value, str) or value not in names:
+        known = " or ".join(repr(name) for name in names)
+        raise InvalidParameterError(field, f"must be {known}, got {shown(value)}")
+    if values.setdefault(own, names[value]) != names[value]:
         raise InvalidParameterError(
-            field, f"{method!r} is 'verification' {verification!r}; give only one of them"
+            field, f"{value!r} is {own!r} {names[value]!r}; give only one of them"
         )

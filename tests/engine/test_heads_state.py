@@ -3,7 +3,7 @@
 import pytest
 
 from draftwise import LLM, SamplingParams, StructuredOutputs
-from draftwise.engine import cached_head
+from draftwise.engine import cached_draft_head
 from draftwise.engine.cached_head import CachedHead
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
 from draftwise.models.heads.model import HeadModel
@@ -65,7 +65,7 @@ def test_a_prefix_ends_before_an_entry_that_depends_on_another_token(models):
 @both_kinds
 def test_a_head_that_skips_steps_catches_up(models, head, monkeypatch):
     """A policy that drafts nothing in most steps: waiting states are bounded and read in time."""
-    monkeypatch.setattr(cached_head, "_MAX_PENDING", 4)
+    monkeypatch.setattr(cached_draft_head, "_MAX_PENDING", 4)
     waiting = []
     commit = CachedHead.commit
 

@@ -134,7 +134,7 @@ def test_other_folders_are_no_heads(tmp_path, models):
 
 def test_wrong_configurations_are_refused(tmp_path):
     for changes, message in [
-        ({"speculators_model_type": "dflash"}, "of type 'dflash'"),
+        ({"speculators_model_type": "medusa"}, "of type 'medusa'"),
         ({"transformer_layer_config": None}, "no transformer_layer_config"),
         ({"draft_vocab_size": 0}, "draft_vocab_size in config.json"),
         ({"logit_scale": "large"}, "logit_scale in config.json of the head must be a positive"),
@@ -194,7 +194,10 @@ def test_wrong_tensors_are_refused(tmp_path):
         ({"d2t": OWN.float()}, "must contain 6 integers"),
         ({"d2t": 0 * OWN}, "name different tokens"),
         ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
-        ({"mask_hidden": torch.zeros(1, 1, 48)}, "as those of P-EAGLE, which Draftwise does not"),
+        (
+            {"mask_hidden": torch.zeros(1, 1, 48)},
+            "as those of P-EAGLE, and config.json has no mask_token_id",
+        ),
         ({"norm.weight": torch.zeros(3)}, r"norm.weight of the head has the shape \[3\]"),
     ]:
         folder = HEAD.save(tmp_path, tensors=tensors)

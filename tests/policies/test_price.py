@@ -79,7 +79,7 @@ class Machine:
         zero = (0,) * size
         outcome = Outcome(
             *(tuple(lengths), tuple(lengths), zero, zero, table, frozenset(), table),
-            is_one_hot=tuple(copied),
+            is_copied=tuple(copied),
         )
         self.router.observe(outcome, times)
         self.tokens += size + float(table.sum())

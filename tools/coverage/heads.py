@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from tests.tiny_blocks import BlockRecipe
 from tests.tiny_eagle_heads import EagleRecipe
 from tests.tiny_heads import HeadRecipe
 from tests.tiny_models import Recipe, save
@@ -34,11 +35,33 @@ def _eagle(layout: str) -> _Writer:
     return lambda folder: head.save(folder)
 
 
+def _block(layout: str, markov: str | None) -> _Writer:
+    discards = layout != "deepspec"
+    head = BlockRecipe(vocab=_VOCAB, markov=markov, discards_anchor=discards)
+    return lambda folder: head.save(folder, layout)
+
+
+def _second(folder: Path) -> None:
+    BlockRecipe(vocab=_VOCAB, second=True).save(folder)
+
+
+def _parallel(folder: Path) -> None:
+    settings = {"mask_token_id": 3, "speculators_model_type": "peagle"}
+    head = HeadRecipe(vocab=_VOCAB, draft_vocab=_VOCAB // 2)
+    head.save(folder, changes=settings, tensors={"mask_hidden": torch.ones(1, 1, 48)})
+
+
 LAYOUTS: Mapping[str, _Writer] = {
     "EAGLE-3 (SafeAILab)": _eagle3("safeailab"),
     "EAGLE-3 (speculators)": _eagle3("speculators"),
     "EAGLE-1 and EAGLE-2 (SafeAILab)": _eagle("safeailab"),
     "EAGLE-1 and EAGLE-2 (speculators)": _eagle("speculators"),
+    "DFlash (z-lab)": _block("z-lab", None),
+    "DFlash (speculators)": _block("speculators", None),
+    "DSpark (DeepSpec)": _block("deepspec", "vanilla"),
+    "DSpark (speculators)": _block("speculators", "rnn"),
+    "DFlash-2 (z-lab)": _second,
+    "P-EAGLE (speculators)": _parallel,
 }
 
 

@@ -1,4 +1,4 @@
-"""Drafts of kinds that Draftwise does not run, recognised by their ``config.json``."""
+"""Drafts that are no models of their own, recognised by their ``config.json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from draftwise.errors import UnsupportedModelError
 
 # What to use in place of a draft that Draftwise does not run.
 INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"
-# What ``speculators`` calls the kinds that Draftwise runs.
+# Heads that draft blocks, and all kinds that are recognised here and run as drafts.
+BLOCK_HEADS = frozenset({"DFlash", "DFlash-2", "DSpark"})
+RUN_AS_DRAFTS = BLOCK_HEADS | {"P-EAGLE"}
+# What ``speculators`` calls the other kinds that Draftwise runs.
 RUN_BY_DRAFTWISE = ("eagle", "eagle3")
 _SPECULATORS = {
     "dflash": "DFlash",
@@ -39,12 +42,12 @@ _MARKS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "assistant": ("_assistant$|Assistant(ForCausalLM|Model)$", ()),
 }
 # The token that stands for those to be predicted, in a head with the class of EAGLE-3.
-_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 _OF_DFLASH_2 = ("conv_kernel_size", "selector_rank")
 
 
 def other_kind(config: Mapping[str, Any]) -> str | None:
-    """The kind of a draft that Draftwise does not run; ``None`` for any other model.
+    """The kind of a draft that is no model of its own; ``None`` for EAGLE and for any other model.
 
     Args:
         config: the contents of a ``config.json``.
@@ -62,12 +65,12 @@ def other_kind(config: Mapping[str, Any]) -> str | None:
             is_second = isinstance(nested, Mapping) and any(map(nested.get, _OF_DFLASH_2))
             return "DFlash-2" if kind == "DFlash" and is_second else kind
     is_eagle3 = any("eagle3" in name.lower() for name in names)
-    has_mask = any(config.get(name) is not None for name in _MASK_TOKENS)
+    has_mask = any(config.get(name) is not None for name in MASK_TOKENS)
     return "P-EAGLE" if is_eagle3 and has_mask else None
 
 
 def refuse_other_draft(config: Mapping[str, Any], name: str, role: str) -> None:
-    """Refuse a draft of a kind that Draftwise does not run.
+    """Refuse a draft of a kind that Draftwise does not run in a role.
 
     Args:
         config: the contents of its ``config.json``.
@@ -78,7 +81,7 @@ def refuse_other_draft(config: Mapping[str, Any], name: str, role: str) -> None:
         UnsupportedModelError: it is such a draft. The error names its kind and the remedy.
     """
     kind = other_kind(config)
-    if kind is not None:
+    if kind is not None and not (role == "draft" and kind in RUN_AS_DRAFTS):
         raise other_draft(kind, name, role)
 
 

@@ -49,6 +49,7 @@ SPECULATION_OPTIONS = Group(
         "num_speculative_tokens": Own(),
         "tree_width": Own(),
         "verification": Own(kind=str),
+        "proposals": Own(kind=str),
         "guard": Own(),
         "lenience": Own(
             "Values below 1 accept more tokens; the output is then not lossless. "

@@ -4,6 +4,9 @@ from typing import Literal
 
 VerificationMethod = Literal["block", "token"]
 
+# What a head that drafts blocks proposes where tokens are sampled.
+PROPOSALS = ("one-hot", "sampled")
+
 # Integer weights of 8 or 4 bits. A user appends the format to a model name.
 QUANTIZATIONS = ("int8", "int4")
 
@@ -11,7 +14,7 @@ QUANTIZATIONS = ("int8", "int4")
 MODEL_FREE_DRAFTS = ("ngram", "suffix")
 
 # Kinds of heads, which are also values of vLLM's ``method``.
-HEAD_METHODS = ("eagle", "eagle3")
+HEAD_METHODS = ("eagle", "eagle3", "dflash", "dspark")
 
 # vLLM's ``method`` for drafts of MTP layers of the target. Earlier names begin with the family.
 MTP_METHOD = "mtp"

@@ -29,6 +29,8 @@ class Draft:
         is_one_hot: the requests whose tokens were proposed with certainty, ``[batch]``, instead of
             drawn from a distribution; ``None`` if there are none. Their rows of ``probs`` are
             undefined, unless the policy reads them (``Policy.reads_offers``).
+        is_copied: the requests whose tokens continue a known text, ``[batch]``. They are one-hot.
+            ``None`` in a step that looks for no such text.
     """
 
     tokens: Tensor
@@ -37,6 +39,7 @@ class Draft:
     signals: DraftSignals | None = None
     stage_uniforms: StageUniforms | None = None
     is_one_hot: tuple[bool, ...] | None = None
+    is_copied: tuple[bool, ...] | None = None
 
     @classmethod
     def empty(cls, num_requests: int, device: torch.device) -> Draft:
@@ -48,8 +51,8 @@ class Draft:
     def drafting(self) -> list[int]:
         """For each pass of the draft model, at how many places it proposed the next tokens."""
         lengths = self.lengths
-        if self.is_one_hot is not None:
-            pairs = zip(lengths, self.is_one_hot, strict=True)
+        if self.is_copied is not None:
+            pairs = zip(lengths, self.is_copied, strict=True)
             lengths = tuple(0 if is_copied else length for length, is_copied in pairs)
         depths = range(max(lengths, default=0))
         return [sum(length > depth for length in lengths) for depth in depths]
@@ -57,9 +60,9 @@ class Draft:
     @property
     def copied(self) -> tuple[Collection[int], ...] | None:
         """``[batch]`` tokens that were copied from a known text; ``None`` if there are none."""
-        if self.is_one_hot is None:
+        if self.is_copied is None:
             return None
-        pairs = zip(self.lengths, self.is_one_hot, strict=True)
+        pairs = zip(self.lengths, self.is_copied, strict=True)
         return tuple(range(length) if is_copied else () for length, is_copied in pairs)
 
     @cached_property
@@ -86,6 +89,7 @@ class Draft:
             if uniforms is None
             else StageUniforms(uniforms.accept[own], uniforms.final[own]),
             is_one_hot=None if self.is_one_hot is None else tuple(self.is_one_hot[i] for i in own),
+            is_copied=None if self.is_copied is None else tuple(self.is_copied[i] for i in own),
         )
 
 
@@ -116,14 +120,12 @@ class OneHotDraft(Draft):
             signals = OneHotSignals(tokens, lengths, vocab_size, acceptance)
         stage = None if uniforms is None else uniforms.stage
         is_one_hot = tuple(length > 0 for length in lengths)
-        return OneHotDraft(tokens, tuple(lengths), None, signals, stage, is_one_hot)
+        return OneHotDraft(tokens, tuple(lengths), None, signals, stage, is_one_hot, is_one_hot)
 
     def as_tree(self, parents: Tensor) -> TreeDraft:
         """The same tokens as nodes of token trees; see :class:`TreeDraft`."""
-        stage, is_one_hot = self.stage_uniforms, self.is_one_hot
-        return TreeDraft(
-            self.tokens, self.lengths, None, self.signals, stage, is_one_hot, parents=parents
-        )
+        known = (self.signals, self.stage_uniforms, self.is_one_hot, self.is_copied)
+        return TreeDraft(self.tokens, self.lengths, None, *known, parents=parents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,20 +165,26 @@ class DraftSignals:
 
     Attributes:
         draft_probs: ``[batch, num_tokens, vocab]`` float32, the draft's distribution at each
-            position. This is q for sampled requests. For greedy requests q is one-hot, so this is
-            the softmax at temperature 1 instead.
+            position. This is q for sampled requests. Where q is one-hot, it is what the most likely
+            token was taken from, at temperature 1 for greedy requests.
         entropy: ``[batch, num_tokens]`` float32, H of ``draft_probs`` in nats.
         token_probs: ``[batch, num_tokens]`` float32, the draft's probability of the drafted
             token.
+        confidence: ``[batch, num_tokens]`` float32, the probability that each token is accepted if
+            all before it are, as the draft's own head estimated it before the token was drawn;
+            ``None`` for drafts without such a head.
     """
 
     draft_probs: Tensor
     entropy: Tensor
     token_probs: Tensor
+    confidence: Tensor | None = None
 
     def of_requests(self, index: Tensor) -> DraftSignals:
         """The signals of some requests, ``[requests]`` by their index in the batch."""
-        return DraftSignals(self.draft_probs[index], self.entropy[index], self.token_probs[index])
+        confidence = None if self.confidence is None else self.confidence[index]
+        known = self.draft_probs[index], self.entropy[index], self.token_probs[index]
+        return DraftSignals(*known, confidence)
 
 
 class OneHotSignals(DraftSignals):
@@ -307,7 +315,7 @@ class Outcome:
         num_known: leading tokens of each request whose ``acceptance`` is known; ``None`` if it is
             known for all verified tokens. An observer that sees only the accepted tokens does not
             know the acceptance of tokens after the first rejection.
-        is_one_hot: as in :class:`Draft`.
+        is_copied: as in :class:`Draft`.
         paths: accepted nodes of each request's tree, from the root on, by their place among the
             verified ones; ``None`` if every draft is a chain. Acceptance of trees is not reported:
             ``num_known`` is then 0.
@@ -323,7 +331,7 @@ class Outcome:
     failed: frozenset[int] = frozenset()
     prefix_acceptance_prob: Tensor | None = None
     num_known: tuple[int, ...] | None = None
-    is_one_hot: tuple[bool, ...] | None = None
+    is_copied: tuple[bool, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
     copied: tuple[Collection[int], ...] | None = None
 

@@ -108,7 +108,12 @@ def find_draft(name: str, target: str, length: int, trust_remote_code: bool = Fa
     """
     folder = _find_head(name)
     if folder is not None:
-        return _FoundHead(*read_head(folder))
+        config, weights = read_head(folder)
+        if not isinstance(config, HeadConfig):
+            raise InvalidParameterError(
+                _ROLE, f"{name!r} is a head of {config.kind.label}, whose chains cannot be measured"
+            )
+        return _FoundHead(config, weights)
     return _FoundModel(name, target, length, trust_remote_code)
 
 

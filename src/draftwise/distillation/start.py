@@ -99,7 +99,7 @@ def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:
         config, weights = read_head(found)
     except (ModelNotFoundError, UnsupportedModelError) as error:
         raise InvalidParameterError("start_from", error.message) from error
-    if config.kind is not HeadKind.EAGLE3:
+    if not isinstance(config, HeadConfig) or config.kind is not HeadKind.EAGLE3:
         raise InvalidParameterError(
             "start_from", f"the head in {folder!r} is of {config.kind.label}, not of EAGLE-3"
         )

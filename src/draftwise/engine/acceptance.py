@@ -85,7 +85,7 @@ class Acceptance:
             acceptance=acceptance,
             prefix_acceptance_prob=prefix_acceptance_prob,
             failed=failed,
-            is_one_hot=draft.is_one_hot,
+            is_copied=draft.is_copied,
             copied=draft.copied,
         )
 

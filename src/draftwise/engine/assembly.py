@@ -31,7 +31,9 @@ from draftwise.engine.verification import TargetVerifier
 from draftwise.errors import CacheExhaustedError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.model import ExitModel
+from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.parallel_model import ParallelHeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
@@ -139,6 +141,10 @@ class Assembly:
         self._cached_models: list[CachedModel] = []
         self._kept_states = KeptStates(target.model) if models.have_exit else None
         proposers = proposer_names(speculation, models)
+        if speculation.proposals == "one-hot" and "block" not in proposers:
+            raise InvalidParameterError(
+                "proposals", "'one-hot' is for heads that draft blocks; leave it out"
+            )
         self.corpus = self._load_corpus(proposers)
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
@@ -250,6 +256,7 @@ class Assembly:
             self.corpus,
             remembers_outputs,
             self._speculation.tree_width,
+            self._speculation.proposals,
         )
 
     def _new_policy(self) -> Policy:
@@ -408,11 +415,16 @@ def _with_costs_of(proposers: list[str], latency: LatencyModel | None) -> Latenc
 def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:
     """The names of the configured proposers; empty without any.
 
-    A draft model is drafted with by ``"model"``, a head by ``"eagle"``, and an exit of the target
-    by ``"exit"``.
+    A draft model is drafted with by ``"model"``, a head by ``"eagle"`` or ``"block"``, and an exit
+    of the target by ``"exit"``.
     """
     names = [name for name in model_free_proposers(speculation) if name != "none"]
     if models.draft is None:
         return names
-    kinds: dict[type[PackedModel], str] = {HeadModel: "eagle", ExitModel: "exit"}
+    kinds: dict[type[PackedModel], str] = {
+        HeadModel: "eagle",
+        BlockHeadModel: "block",
+        ParallelHeadModel: "block",
+        ExitModel: "exit",
+    }
     return [*names, kinds.get(type(models.draft.model), "model")]

@@ -7,11 +7,15 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from draftwise.engine.cached_block_head import CachedBlockHead
 from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.cached_model import CachedModel, ForwardInput, PackedInput
+from draftwise.engine.cached_parallel_head import CachedParallelHead
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
+from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.parallel_model import ParallelHeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
@@ -27,8 +31,12 @@ def new_cached_model(loaded: LoadedModel, cache: KVCache, vocab_size: int) -> Ca
         cache: its cache, with the same slots as the target's.
         vocab_size: the target's vocabulary size.
     """
+    if isinstance(loaded.model, ParallelHeadModel):
+        return CachedParallelHead(loaded.model, cache, vocab_size)
     if isinstance(loaded.model, HeadModel):
         return CachedHead(loaded.model, cache, vocab_size)
+    if isinstance(loaded.model, BlockHeadModel):
+        return CachedBlockHead(loaded.model, cache, vocab_size)
     if loaded.translator is None:
         return CachedModel(loaded.model, cache, vocab_size)
     return TranslatedModel(loaded.model, cache, vocab_size, loaded.translator)

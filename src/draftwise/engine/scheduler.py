@@ -267,9 +267,9 @@ class Scheduler:
                     NumericalError("target", "its logits for this request are not numbers"),
                 )
             else:
-                is_one_hot = outcome.is_one_hot is not None and outcome.is_one_hot[index]
-                if not is_one_hot and outcome.paths is None:
-                    # The history is about the tokens of chains that a draft model drew.
+                is_copied = outcome.is_copied is not None and outcome.is_copied[index]
+                if not is_copied and outcome.paths is None:
+                    # The history is about the tokens of chains that a draft model wrote.
                     request.history.learn(acceptance[index][: outcome.num_verified[index]])
                 self._append(request, index, planned[index], outcome, logprobs.get(index))
             self._changing = None

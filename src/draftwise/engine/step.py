@@ -184,7 +184,7 @@ class CostLearner:
             context=step.context,
             # With continuations beside a model, the time of drafting contains the search for them,
             # so these steps are left out.
-            drafting=draft.drafting if draft.is_one_hot is None else (),
+            drafting=draft.drafting if draft.is_copied is None else (),
             num_scored=step.num_companion_tokens,
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(draft.signals, OneHotSignals | None),

@@ -74,7 +74,7 @@ def accept_trees(batch: Batch, draft: Draft, plan: Plan, logits: Tensor) -> Outc
         prefix_acceptance_prob=unknown,
         failed=failed,
         num_known=(0,) * len(nodes),
-        is_one_hot=draft.is_one_hot,
+        is_copied=draft.is_copied,
         copied=draft.copied,
         paths=tuple(tuple(own) for own in nodes),
     )

@@ -132,7 +132,7 @@ class DecoderLayer:
             q, k = self.q_norm.of_heads(qk[:, :heads]), self.k_norm.of_heads(qk[:, heads:])
             qk = torch.cat((q, k), dim=1)
         if angles is not None:
-            qk = _rotate(qk, *angles)
+            qk = rotate(qk, *angles)
         real = len(packed.positions)
         out = attend(
             packed,
@@ -144,12 +144,24 @@ class DecoderLayer:
         ).view(real, -1)
         if real < tokens:
             out = F.pad(out, (0, 0, 0, tokens - real))
-        hidden = self._add(hidden, self.out(out), self.attention_out_norm)
+        return self.feed_forward(self._add(hidden, self.out(out), self.attention_out_norm))
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """Compute the layer after the attention.
+
+        Args:
+            hidden: residual stream ``[tokens, hidden]`` after the attention.
+
+        Returns:
+            The residual stream after the layer.
+        """
         normed = hidden if self.mlp_norm is None else self.mlp_norm(hidden)
-        gate_up = self.gate_up(normed)
-        gate = self._activation(gate_up[:, : self._intermediate])
-        out = self.down(gate * gate_up[:, self._intermediate :])
-        return self._add(hidden, out, self.mlp_out_norm)
+        return self._add(hidden, self.mlp(normed), self.mlp_out_norm)
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """The feed-forward block of ``[tokens, hidden]``."""
+        gate_up, size = self.gate_up(normed), self._intermediate
+        return self.down(self._activation(gate_up[:, :size]) * gate_up[:, size:])
 
     def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> Tensor:
         """Add the output of a block to the residual stream."""
@@ -160,7 +172,7 @@ class DecoderLayer:
         return hidden + out
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (Su et al. 2021) of ``[tokens, heads, head]``.
 
     Each number is paired with the one half of the rotated part further. The numbers after the

@@ -44,6 +44,7 @@ class Signal(StrEnum):
 
     ENTROPY = "H"
     TOKEN_PROBABILITY = "q(x)"
+    CONFIDENCE = "confidence"
     OVERLAP = "S"
     AGREEMENT = "A"
     HISTORY = "history"
@@ -52,7 +53,7 @@ class Signal(StrEnum):
     TARGET = "target"
 
 
-_OF_THE_DRAFT = {Signal.ENTROPY, Signal.TOKEN_PROBABILITY}
+_OF_THE_DRAFT = {Signal.ENTROPY, Signal.TOKEN_PROBABILITY, Signal.CONFIDENCE}
 _OF_THE_COMPANION = {Signal.OVERLAP, Signal.AGREEMENT}
 
 

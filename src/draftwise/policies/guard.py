@@ -207,7 +207,7 @@ class Guard:
         if not size or len(outcome.num_verified) != size:
             return
         drafted = np.array(outcome.num_drafted, np.int64)
-        copied = np.array(outcome.is_one_hot or (False,) * size, bool)
+        copied = np.array(outcome.is_copied or (False,) * size, bool)
         trees = outcome.paths is not None
         model = ~copied & (not trees) & np.array([r.has_model for r in self.requests], bool)
         kind = _kind(drafted, model, trees)

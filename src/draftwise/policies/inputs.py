@@ -89,6 +89,9 @@ class DraftPosition:
         token_probs: ``[active]`` float32, the probability of the drawn token in ``draft_probs``.
         agreement: ``[active]`` float32, the target's acceptance probability of the token, for
             policies with ``uses_target_oracle``.
+        next_confidence: ``[active]`` float32, the estimated probability that the next token is
+            accepted if all before it are; ``None`` for drafts without a head that estimates it, and
+            at the end of a block.
     """
 
     index: int
@@ -98,6 +101,7 @@ class DraftPosition:
     entropy: Tensor | None
     token_probs: Tensor | None
     agreement: Tensor | None = None
+    next_confidence: Tensor | None = None
 
     def with_agreement(self, agreement: Tensor) -> DraftPosition:
         """A copy with the target's acceptance probabilities, ``[active]`` float32."""
@@ -123,6 +127,7 @@ class DraftPosition:
             own(self.entropy),
             own(self.token_probs),
             own(self.agreement),
+            own(self.next_confidence),
         )
 
 

@@ -21,12 +21,15 @@ from draftwise.core.types import Draft, DraftSignals, Plan
 from draftwise.engine.acceptance import Acceptance
 from draftwise.engine.assembly import Models
 from draftwise.engine.batch import Batch, batch_controls
+from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.engine.cached_exit import CachedExit
-from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import CompanionModel
+from draftwise.engine.drafting.block import OnePassHead
 from draftwise.engine.kept_states import KeptStates
+from draftwise.engine.mapped_model import new_cached_model
 from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.block import BlockProposer
 from draftwise.engine.proposers.eagle import EagleProposer
 from draftwise.engine.proposers.exit import ExitProposer
 from draftwise.engine.proposers.model import ModelProposer
@@ -34,7 +37,7 @@ from draftwise.engine.request import Request
 from draftwise.engine.verification import TargetVerifier
 from draftwise.kernels.native.uniforms import step_uniforms
 from draftwise.models.exits.model import ExitModel
-from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.params import SamplingParams
@@ -138,7 +141,7 @@ class PassTimer:
         )
         self._acceptance = Acceptance("block")
         self._drafter: ModelProposer | None = None
-        self._head: CachedHead | None = None
+        self._head: CachedDraftHead | None = None
         self._exit: CachedExit | None = None
         self._companion: CompanionModel | None = None
         if models.draft is not None:
@@ -147,8 +150,9 @@ class PassTimer:
                 self._vocab_size, self._device, max_requests, self._capacity, draft
             )
             proposer = ModelProposer
-            if isinstance(draft, CachedHead):
-                self._head, proposer = draft, EagleProposer
+            if isinstance(draft, CachedDraftHead):
+                is_block = isinstance(draft, OnePassHead)
+                self._head, proposer = draft, BlockProposer if is_block else EagleProposer
             elif isinstance(draft, CachedExit):
                 self._exit, proposer = draft, ExitProposer
             self._drafter = proposer(context)
@@ -282,8 +286,8 @@ class PassTimer:
             self._filled[stage] = self._filled[Stage.TARGET]
             return CachedExit(model.model, self._caches[stage], self._vocab_size, self._kept)
         cache = self._new_cache(stage, model)
-        if isinstance(model.model, HeadModel):
-            return CachedHead(model.model, cache, self._vocab_size)
+        if isinstance(model.model, DraftHead):
+            return new_cached_model(model, cache, self._vocab_size)
         return CachedModel(model.model, cache, self._vocab_size)
 
     def _new_cache(self, stage: Stage, model: LoadedModel) -> KVCache:

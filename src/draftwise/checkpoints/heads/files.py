@@ -18,7 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwise.checkpoints.heads.config import HeadConfig
+from draftwise.checkpoints.heads.block_parsing import (
+    is_block_head_config,
+    parse_block_head_config,
+)
+from draftwise.checkpoints.heads.config import DraftHeadConfig
 from draftwise.checkpoints.heads.origin import TRAINING_FILE
 from draftwise.checkpoints.heads.parsing import (
     is_head_config,
@@ -83,7 +87,7 @@ def find_head(location: str) -> Path | None:
     return folder if _is_head(folder) else None
 
 
-def read_head_config(folder: str | Path) -> HeadConfig:
+def read_head_config(folder: str | Path) -> DraftHeadConfig:
     """Read the configuration of a head and the names of its tensors.
 
     Args:
@@ -93,10 +97,13 @@ def read_head_config(folder: str | Path) -> HeadConfig:
         UnsupportedModelError: the head is not supported, or its configuration is damaged.
     """
     path = Path(folder)
-    return parse_head_config(_read_config(path / _CONFIG), [*_tensor_names(path)])
+    config = _read_config(path / _CONFIG)
+    if is_block_head_config(config):
+        return parse_block_head_config(config)
+    return parse_head_config(config, [*_tensor_names(path)])
 
 
-def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
+def read_head(folder: str | Path) -> tuple[DraftHeadConfig, HeadWeights]:
     """Read the configuration and the weights of a head, and check them against each other.
 
     Args:
@@ -126,7 +133,8 @@ def _has_tokenizer_on_hub(name: str) -> bool:
 def _may_be_head(path: Path) -> bool:
     """Whether a file may be the configuration of a head. Damaged files are not."""
     try:
-        return may_be_head_config(_read_config(path))
+        config = _read_config(path)
+        return may_be_head_config(config) or is_block_head_config(config)
     except UnsupportedModelError:
         return False
 
@@ -137,7 +145,9 @@ def _is_head(folder: Path) -> bool:
         config = _read_config(folder / _CONFIG)
     except UnsupportedModelError:
         return False
-    return is_head_config(config) or any(map(is_head_tensor, _tensor_names(folder)))
+    if is_head_config(config) or is_block_head_config(config):
+        return True
+    return any(map(is_head_tensor, _tensor_names(folder)))
 
 
 def _tensor_names(folder: Path) -> Iterator[str]:

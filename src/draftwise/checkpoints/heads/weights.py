@@ -8,22 +8,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.heads.config import HeadConfig, HeadKind
-from draftwise.checkpoints.other_drafts import INSTEAD
+from draftwise.checkpoints.heads.block_config import BlockHeadConfig
+from draftwise.checkpoints.heads.block_weights import block_shapes
+from draftwise.checkpoints.heads.config import DraftHeadConfig, HeadConfig, HeadKind
+from draftwise.checkpoints.other_drafts import MASK_TOKENS
 from draftwise.errors import UnsupportedModelError
 
 _ROLE = "draft"
 # Tensors that drafting does not need, by their last part or their first.
 _UNUSED = frozenset({"inv_freq"})
 # The state that stands for those of tokens to be predicted, in a head of P-EAGLE.
-_MASK_STATE = "mask_hidden"
+MASK_STATE = "mask_hidden"
 _UNUSED_PREFIX = "verifier_"
+# Embeddings of DFlash-2 are stored with and without the name of their parameter.
+_CODEBOOK = "_codebook.weight"
 _TO_TARGET, _IN_DRAFT = "d2t", "t2d"
-# Names of heads of EAGLE-1 and EAGLE-2 in the layout of ``speculators``.
-_EAGLE_NAMES = {
-    "fusion_fc.": "fc.",
-    "transformer.": "layers.0.",
-    "pre_lm_head_layernorm.": "norm.",
+# Beginnings of names in other layouts. Those of EAGLE-1 and EAGLE-2 are those of ``speculators``.
+_OTHER_NAMES: Mapping[HeadKind, Mapping[str, str]] = {
+    HeadKind.EAGLE: {
+        "fusion_fc.": "fc.",
+        "transformer.": "layers.0.",
+        "pre_lm_head_layernorm.": "norm.",
+    },
+    HeadKind.EAGLE3: {"midlayer.": "layers.0."},
+    HeadKind.PEAGLE: {"midlayer.": "layers.0."},
 }
 
 _Shapes = dict[str, tuple[int, ...]]
@@ -38,7 +46,9 @@ class HeadWeights:
             ``layers.N.…``, ``norm.weight``, ``lm_head.weight``, ``input_norm.weight`` and
             ``fc_norm.N.weight`` where the configuration has them. The norm of the state is
             ``layers.0.hidden_norm.weight``. Heads of EAGLE-1 and EAGLE-2 have ``fc.bias``,
-            ``lm_head.weight``, ``embedding_layernorm.weight`` and ``norm.weight`` optionally.
+            ``lm_head.weight``, ``embedding_layernorm.weight`` and ``norm.weight`` optionally. Heads
+            that draft blocks have those of
+            :func:`draftwise.checkpoints.heads.block_weights.block_shapes`.
         target_ids: ``[draft_vocab]`` int64, the target's id of each token that the head proposes.
     """
 
@@ -46,7 +56,7 @@ class HeadWeights:
     target_ids: Tensor
 
 
-def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> HeadWeights:
+def check_head_weights(config: DraftHeadConfig, stored: Mapping[str, Tensor]) -> HeadWeights:
     """Normalise the names of stored tensors, and check that they fit the configuration.
 
     Args:
@@ -64,16 +74,16 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
             raise UnsupportedModelError(
                 _ROLE, f"the head has two tensors {name!r}, one of them under another name"
             )
-        if name.rpartition(".")[2] == _MASK_STATE:
+        if name == MASK_STATE and config.kind is not HeadKind.PEAGLE:
             raise UnsupportedModelError(
                 _ROLE,
-                f"the head has a tensor {name!r}, as those of P-EAGLE, which Draftwise does not "
-                f"run yet; {INSTEAD}",
+                f"the head has a tensor {name!r}, as those of P-EAGLE, and config.json has no "
+                f"{MASK_TOKENS[0]}; name the token that stands for those to be predicted",
             )
         if not _is_unused(name):
             tensors[name] = tensor
     to_target = in_draft = None
-    if config.kind is HeadKind.EAGLE3:
+    if config.kind is not HeadKind.EAGLE:
         to_target, in_draft = tensors.pop(_TO_TARGET, None), tensors.pop(_IN_DRAFT, None)
     required, optional = _shapes(config)
     missing = sorted(required.keys() - tensors.keys())
@@ -113,7 +123,9 @@ def is_eagle3_tensor(name: str) -> bool:
 def normalised(name: str, kind: HeadKind) -> str:
     """The name in :class:`HeadWeights` of a stored tensor of either layout."""
     name = name.removeprefix("model.")
-    others = {"midlayer.": "layers.0."} if kind is HeadKind.EAGLE3 else _EAGLE_NAMES
+    if name.endswith(_CODEBOOK):
+        return name.removesuffix(".weight")
+    others = _OTHER_NAMES.get(kind, {})
     for prefix, known in others.items():
         if name.startswith(prefix):
             return known + name.removeprefix(prefix)
@@ -124,11 +136,16 @@ def _is_unused(name: str) -> bool:
     return name.rpartition(".")[2] in _UNUSED or name.startswith(_UNUSED_PREFIX)
 
 
-def _shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
+def _shapes(config: DraftHeadConfig) -> tuple[_Shapes, _Shapes]:
     """Shapes of the tensors that a head must have, and of those that it may have."""
     required, optional = _layer_shapes(config)
-    others = _eagle3_shapes if config.kind is HeadKind.EAGLE3 else _eagle_shapes
-    for known, more in zip((required, optional), others(config), strict=True):
+    if isinstance(config, BlockHeadConfig):
+        others = block_shapes(config)
+    else:
+        assert isinstance(config, HeadConfig)
+        is_eagle = config.kind is HeadKind.EAGLE
+        others = _eagle_shapes(config) if is_eagle else _eagle3_shapes(config)
+    for known, more in zip((required, optional), others, strict=True):
         known |= more
     optional["embed_tokens.weight"] = (config.target_vocab_size, config.hidden_size)
     return required, optional
@@ -157,6 +174,8 @@ def _eagle3_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
         "lm_head.weight": (config.draft_vocab_size, hidden),
         "layers.0.hidden_norm.weight": (hidden,),
     }
+    if config.kind is HeadKind.PEAGLE:
+        required[MASK_STATE] = (1, 1, states)
     if config.norm_before_fc:
         required["input_norm.weight"] = (states,)
     if config.fc_norm:
@@ -165,20 +184,22 @@ def _eagle3_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
     return required, {}
 
 
-def _layer_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
+def _layer_shapes(config: DraftHeadConfig) -> tuple[_Shapes, _Shapes]:
     """The same in the layers."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_heads * config.head_size
     keys = config.num_kv_heads * config.head_size
     required: _Shapes = {}
     optional: _Shapes = {}
-    is_eagle3 = config.kind is HeadKind.EAGLE3
+    is_eagle3 = config.kind in (HeadKind.EAGLE3, HeadKind.PEAGLE)
+    # The first layer of EAGLE-1 has no norm in front of the attention.
+    is_normed = not isinstance(config, HeadConfig) or is_eagle3 or config.layernorms
     for index in range(config.num_layers):
         layer = f"layers.{index}."
         attention, mlp = layer + "self_attn.", layer + "mlp."
         # The first layer of EAGLE-3 reads the embedding and the state side by side.
         width = 2 * hidden if is_eagle3 and not index else hidden
-        if index or is_eagle3 or config.layernorms:
+        if index or is_normed:
             required[layer + "input_layernorm.weight"] = (hidden,)
         required |= {
             attention + "q_proj.weight": (queries, width),
@@ -200,7 +221,7 @@ def _layer_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
     return required, optional
 
 
-def _target_ids(config: HeadConfig, offsets: Tensor | None, in_draft: Tensor | None) -> Tensor:
+def _target_ids(config: DraftHeadConfig, offsets: Tensor | None, in_draft: Tensor | None) -> Tensor:
     """``[draft_vocab]`` the target's id of each token that the head proposes.
 
     Args:

@@ -171,6 +171,7 @@ class DraftingStep:
         inputs: what the draft model reads before it draws the first token: prompt chunks, and the
             new tokens of each active request. Each active request gets one row of logits.
         signals: whether the draft's signals are computed.
+        is_certain: whether the most likely tokens are proposed, with certainty.
         cache_slots: ``[batch]`` cache slot of each request.
         text_lengths: ``[batch]`` number of tokens of each request before the step.
     """
@@ -183,6 +184,7 @@ class DraftingStep:
         vocab_size: int,
         device: torch.device,
         min_width: int = 0,
+        is_certain: bool = False,
     ) -> None:
         """Set up.
 
@@ -193,11 +195,13 @@ class DraftingStep:
             vocab_size: the target's vocabulary size.
             device: device on which tokens are drawn.
             min_width: minimum number of columns of the draft.
+            is_certain: whether the most likely tokens are proposed, with certainty.
         """
         self.batch = batch
         self.limits = list(limits)
         self.active = [index for index, limit in enumerate(limits) if limit > 0]
         self.signals = signals
+        self.is_certain = is_certain
         self.cache_slots = [request.cache_slot for request in batch.generating]
         self.text_lengths = [len(request.tokens) for request in batch.generating]
         self.inputs = [ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks]
@@ -225,8 +229,8 @@ class DraftingStep:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether any request is sampled, so that q is needed."""
-        return self.batch.uniforms is not None
+        """Whether tokens are drawn for any request, so that q is needed."""
+        return self.batch.uniforms is not None and not self.is_certain
 
     @property
     def own_draft_probs(self) -> bool:

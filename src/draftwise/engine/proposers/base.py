@@ -36,6 +36,7 @@ class ProposerContext:
         corpus: texts that drafts may continue; ``None`` without a corpus.
         remembers_outputs: whether the outputs of ended requests are added to the corpus.
         tree_width: maximum number of children of a node in a token tree; 1 for chains.
+        proposals: see :class:`draftwise.speculation.SpeculationConfig`.
     """
 
     vocab_size: int
@@ -47,6 +48,7 @@ class ProposerContext:
     corpus: SuffixCorpus | None = None
     remembers_outputs: bool = False
     tree_width: int = 1
+    proposals: str | None = None
 
 
 class Proposer(ABC):

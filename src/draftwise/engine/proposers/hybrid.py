@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import or_
 
 import numpy as np
 import torch
@@ -107,9 +108,12 @@ class HybridProposer(Proposer):
     ) -> Draft:
         """Insert offered tokens into a draft that is wide enough."""
         rows = [index for index, length in enumerate(copied) if length]
-        is_one_hot = tuple(length > 0 for length in copied)
+        is_copied = tuple(length > 0 for length in copied)
         if not rows:
-            return replace(draft, is_one_hot=is_one_hot)
+            return replace(draft, is_copied=is_copied)
+        is_one_hot = is_copied
+        if draft.is_one_hot is not None:
+            is_one_hot = tuple(map(or_, is_copied, draft.is_one_hot))
         width = draft.tokens.shape[1]
         offered = self._offered(batch, made, copied, draft.signals is not None)
         tokens, signals, probs = draft.tokens, draft.signals, draft.probs
@@ -118,6 +122,8 @@ class HybridProposer(Proposer):
             count = offered.tokens.shape[1]
             signals.token_probs[rows, :count] = offered.signals.token_probs[rows]
             signals.entropy[rows, :count] = offered.signals.entropy[rows]
+            if signals.confidence is not None:
+                signals.confidence[rows, :count] = offered.signals.token_probs[rows]
         if signals is not None and policy.reads_offers:
             distributions = _with_one_hot(signals.draft_probs, tokens, copied)
             signals = replace(signals, draft_probs=distributions)
@@ -126,7 +132,12 @@ class HybridProposer(Proposer):
         lengths = np.maximum(draft.lengths, copied).tolist()
         assert max(lengths) <= width
         return replace(
-            draft, lengths=tuple(lengths), probs=probs, signals=signals, is_one_hot=is_one_hot
+            draft,
+            lengths=tuple(lengths),
+            probs=probs,
+            signals=signals,
+            is_one_hot=is_one_hot,
+            is_copied=is_copied,
         )
 
     def _offered(

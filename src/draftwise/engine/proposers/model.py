@@ -30,6 +30,8 @@ class ModelProposer(Proposer):
     summary = "a smaller language model drafts tokens"
     needs_model = True
     drafts_trees = True
+    # Whether the most likely tokens are proposed, with certainty, and otherwise drawn tokens.
+    is_certain = False
 
     def __init__(self, context: ProposerContext) -> None:
         """Set up.
@@ -105,7 +107,9 @@ class ModelProposer(Proposer):
     ) -> DraftingStep:
         """A step in which the model also reads what it is overdue to read."""
         model, vocab_size = self.cached_model, self.context.vocab_size
-        step = DraftingStep(batch, limits, signals, vocab_size, model.device, min_width)
+        step = DraftingStep(
+            batch, limits, signals, vocab_size, model.device, min_width, self.is_certain
+        )
         step.inputs += [
             ForwardInput(request, len(request.tokens))
             for request, limit in zip(batch.generating, limits, strict=True)

@@ -208,4 +208,6 @@ def joined(draft: Draft, copied: Draft, writes_probs: bool) -> Draft:
             merged(own.token_probs, other.token_probs),
         )
     tokens = merged(draft.tokens, copied.tokens)
-    return Draft(tokens, lengths, None, signals, is_one_hot=copied.is_one_hot)
+    return Draft(
+        tokens, lengths, None, signals, is_one_hot=copied.is_one_hot, is_copied=copied.is_copied
+    )

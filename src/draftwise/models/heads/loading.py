@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,12 +13,18 @@ from torch import Tensor
 from draftwise import zoo
 from draftwise.checkpoints.fingerprint import tensors_fingerprint
 from draftwise.checkpoints.gguf import is_gguf
-from draftwise.checkpoints.heads.config import HeadKind
+from draftwise.checkpoints.heads.block_config import BlockHeadConfig
+from draftwise.checkpoints.heads.config import DraftHeadConfig, HeadConfig, HeadKind
 from draftwise.checkpoints.heads.files import find_head, read_head, read_head_config
 from draftwise.checkpoints.heads.origin import warn_of_other_target
+from draftwise.checkpoints.heads.weights import MASK_STATE
 from draftwise.checkpoints.source import locate, split_name
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
+from draftwise.models.heads.block_model import BlockHeadModel
+from draftwise.models.heads.block_spec import block_spec
+from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.parallel_model import ParallelHeadModel
 from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
 from draftwise.models.loading import LoadedModel
 
@@ -78,11 +85,11 @@ def check_head_kind(name: str, method: str) -> None:
             "set 'draft_model'",
         )
     kind = read_head_config(folder).kind
-    if kind != method:
+    if kind.method != method:
         raise UnsupportedModelError(
             "draft",
-            f"{name!r} is a head of {kind.label}, and the method is {method!r}; set {str(kind)!r}, "
-            "or leave it out",
+            f"{name!r} is a head of {kind.label}, and the method is {method!r}; set "
+            f"{kind.method!r}, or leave it out",
         )
 
 
@@ -119,6 +126,8 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
     warn_of_other_target(name, folder, target.name, target.fingerprint)
     # Acceptance profiles know a head by what it computes.
     computed = {key: each for key, each in asdict(config).items() if key != "counted_layers"}
+    if computed.get("mask_token_id") is None:
+        computed.pop("mask_token_id", None)
     settings = json.dumps(computed, sort_keys=True)
     tensors = {name: each.to(model.device, dtype) for name, each in weights.tensors.items()}
     embedding = model.embedding
@@ -132,23 +141,41 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
             )
     elif not _is_same(own, embedding):
         embedding = own
-    describe = head_spec if config.kind is HeadKind.EAGLE3 else eagle_spec
     size = sum(each.numel() for each in tensors.values())
     return LoadedModel(
         name,
-        HeadModel(
-            describe(config, tensors, embedding.to(dtype)),
-            head_layers(config, target.max_model_len),
-            config.states_of(len(model.layers)),
-            weights.target_ids,
-            model,
-        ),
+        _described(config, tensors, embedding.to(dtype), weights.target_ids, target),
         None,
         target.max_model_len,
         frozenset(),
         size,
         tensors_fingerprint(settings, weights.tensors),
     )
+
+
+def _described(
+    config: DraftHeadConfig,
+    tensors: Mapping[str, Tensor],
+    embedding: Tensor,
+    target_ids: Tensor,
+    target: LoadedModel,
+) -> DraftHead:
+    """The head of a kind, of checked weights."""
+    model = target.model
+    states = config.states_of(len(model.layers))
+    if isinstance(config, BlockHeadConfig):
+        block = block_spec(config, tensors, embedding, target.max_model_len)
+        return BlockHeadModel(block, states, target_ids, model)
+    assert isinstance(config, HeadConfig)
+    layers = head_layers(config, target.max_model_len)
+    if config.kind is HeadKind.EAGLE:
+        return HeadModel(eagle_spec(config, tensors, embedding), layers, states, target_ids, model)
+    spec = head_spec(config, tensors, embedding)
+    mask = config.mask_token_id
+    if mask is None:
+        return HeadModel(spec, layers, states, target_ids, model)
+    state = tensors[MASK_STATE]
+    return ParallelHeadModel(spec, layers, states, target_ids, model, mask, state)
 
 
 def _is_same(own: Tensor, embedding: Tensor) -> bool:

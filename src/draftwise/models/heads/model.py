@@ -11,11 +11,11 @@ from draftwise.kernels.native.head import NativeHead
 from draftwise.kernels.native.suitability import native_head, why_no_native_head
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.fast_path import SlowPath
+from draftwise.models.heads.draft_head import DraftHead, proposed_ids
 from draftwise.models.heads.eagle_forward import EagleForward
 from draftwise.models.heads.forward import HeadForward, HeadOutput
 from draftwise.models.heads.mtp_forward import MtpForward, MtpSpec
 from draftwise.models.heads.spec import EagleSpec
-from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.packed_model import PackedModel
@@ -29,15 +29,10 @@ _MTP_NO_KERNELS = "it is a layer of its target, which transformers' modules comp
 _NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"
 
 
-class HeadModel(PackedModel):
-    """A head, run on packed tokens that are read together with states of the target.
+class HeadModel(DraftHead):
+    """A head that drafts token by token: each pass reads packed tokens together with states.
 
     Attributes:
-        state_layers: the target's states that it reads; see
-            :class:`draftwise.models.hidden_states.StateTap`.
-        state_size: size of these states side by side.
-        target_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes, on its
-            device; ``None`` if they are all tokens of the target in their order.
         native_head: the native kernels; ``None`` where they do not support the head.
     """
 
@@ -64,10 +59,6 @@ class HeadModel(PackedModel):
         embedding = spec.embedding
         if not isinstance(embedding, Tensor):
             embedding = embedding.weight.detach()
-        self.state_layers = state_layers
-        self.target_ids: Tensor | None = target_ids.to(embedding.device)
-        if torch.equal(target_ids, torch.arange(target.vocab_size)):
-            self.target_ids = None
         self.native_head: NativeHead | None = None
         self._head_forward: HeadForward | EagleForward | MtpForward | None = None
         if isinstance(spec, MtpSpec):
@@ -82,7 +73,8 @@ class HeadModel(PackedModel):
             assert spec.state_input is not None
             self.state_size = spec.state_input.projection.in_features
             reason = why_no_native_head(spec)
-            self.native_head = native_head(spec, self.target_ids)
+            own_ids = proposed_ids(target_ids, target.vocab_size, embedding.device)
+            self.native_head = native_head(spec, own_ids)
             if self.native_head is None:
                 self._head_forward = HeadForward(spec)
         forward = self._head_forward
@@ -91,33 +83,17 @@ class HeadModel(PackedModel):
             self._can_be_recorded &= target.never_waits
         is_slow = reason is not None and embedding.device.type == "cpu"
         super().__init__(
-            "draft",
-            "head",
             layers,
-            len(target_ids),
+            state_layers,
+            target_ids,
+            target,
             spec.hidden_size,
             embedding,
             self.native_head,
-            slow_path=SlowPath(reason or "", "") if is_slow else None,
+            SlowPath(reason or "", "") if is_slow else None,
         )
         if self.device.type == "cuda" and self.never_waits:
             self.step_mode = StepMode.GRAPHS
-
-    def forward(
-        self,
-        cache: KVCache,
-        tokens: Sequence[int] | Tensor,
-        segments: Sequence[Segment],
-        logit_rows: Sequence[int] | None,
-        tap: StateTap | None = None,
-        trees: Sequence[SegmentTree | None] | None = None,
-    ) -> Tensor | None:
-        """A head cannot run without states; see :meth:`read`.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("a head reads its tokens together with states of the target")
 
     def read(
         self,
@@ -190,15 +166,3 @@ class HeadModel(PackedModel):
     def never_waits(self) -> bool:
         """Whether its passes can be recorded, as they never wait for the device."""
         return self._can_be_recorded
-
-    def target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """Logits over the target's vocabulary, −∞ for tokens that the head does not propose.
-
-        Args:
-            logits: ``[rows, draft_vocab]``.
-            vocab_size: the target's number of tokens.
-        """
-        if self.target_ids is None:
-            return logits
-        wide = logits.new_full((len(logits), vocab_size), float("-inf"))
-        return wide.index_copy_(1, self.target_ids, logits)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from draftwise.checkpoints.heads.config import HeadConfig
+from draftwise.checkpoints.heads.config import DraftHeadConfig, HeadConfig
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.decoder_spec import (
     Activation,
@@ -75,7 +75,7 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
     Raises:
         UnsupportedModelError: the activation is not supported.
     """
-    parts = _Parts(config, tensors)
+    parts = HeadParts(config, tensors)
     reads = StateInputSpec(
         parts.linear("fc"),
         parts.optional_norm("input_norm.weight"),
@@ -98,18 +98,18 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
         config.num_kv_heads,
         config.head_size,
         config.hidden_size,
-        _activation(config),
+        head_activation(config),
         config.head_size**-0.5,
         None,
         1.0,
-        {_ROTARY: RotaryTable(_rotary(config).to(embedding.device), None)},
+        {_ROTARY: RotaryTable(head_rotary(config).to(embedding.device), None)},
         reads,
     )
 
 
 def eagle_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tensor) -> EagleSpec:
     """Describe a head of EAGLE-1 or EAGLE-2; see :func:`head_spec`."""
-    parts = _Parts(config, tensors)
+    parts = HeadParts(config, tensors)
     return EagleSpec(
         _embedding(embedding),
         parts.optional_norm("embedding_layernorm.weight"),
@@ -123,18 +123,18 @@ def eagle_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Ten
         config.num_kv_heads,
         config.head_size,
         config.hidden_size,
-        _activation(config),
+        head_activation(config),
         config.head_size**-0.5,
         None,
         1.0,
-        RotaryTable(_rotary(config).to(embedding.device), None),
+        RotaryTable(head_rotary(config).to(embedding.device), None),
     )
 
 
-class _Parts:
+class HeadParts:
     """The parts of a head by the names of its tensors."""
 
-    def __init__(self, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: DraftHeadConfig, tensors: Mapping[str, Tensor]) -> None:
         self._config, self._tensors = config, tensors
 
     def norm(self, name: str) -> NormSpec:
@@ -184,7 +184,12 @@ def _embedding(weight: Tensor) -> nn.Embedding:
     return embeds
 
 
-def _activation(config: HeadConfig) -> Activation:
+def head_activation(config: DraftHeadConfig) -> Activation:
+    """The activation of the gate.
+
+    Raises:
+        UnsupportedModelError: it is not supported.
+    """
     activation = activation_named(config.activation)
     if activation is None:
         raise UnsupportedModelError("draft", f"the head's activation is {config.activation}")
@@ -203,7 +208,8 @@ def head_layers(config: HeadConfig, max_model_len: int) -> list[LayerShape]:
     return [LayerShape(heads, size, size, window) for window in windows]
 
 
-def _rotary(config: HeadConfig) -> nn.Module:
+def head_rotary(config: DraftHeadConfig) -> nn.Module:
+    """The rotary embedding, as a module of transformers."""
     rotary: nn.Module = LlamaRotaryEmbedding(
         LlamaConfig(
             hidden_size=config.num_heads * config.head_size,

@@ -26,7 +26,7 @@ from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.draft_buffers import DraftBuffers
-from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.draft_head import DraftHead
 from draftwise.policies import policy_class
 from draftwise.policies.base import Policy, planned_drafts
 from draftwise.policies.inputs import DraftPosition
@@ -43,7 +43,7 @@ def check_replicas(models: Models, speculation: SpeculationConfig) -> None:
     why = None
     if len(speculation.draft_names) > 1:
         why = "cannot be combined with several drafts; name the model only"
-    elif models.have_exit or (draft is not None and isinstance(draft.model, HeadModel)):
+    elif models.have_exit or (draft is not None and isinstance(draft.model, DraftHead)):
         why = "needs a draft model, as heads and exits use the target's states"
     elif any(m is not None and m.translator is not None for m in (draft, models.companion)):
         why = "needs a draft and a companion with the target's vocabulary"
