@@ -1,5 +1,5 @@
 import pytest
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
 from draftwise.zoo import bundled, export, names, resolve, train
@@ -55,14 +55,14 @@ def test_a_model_without_a_tokenizer_is_completed_with_the_targets(weights, tmp_
     assert resolve("zoo:draft") == weights / "draft"
 
 
-@pytest.mark.parametrize("name", ["target", "draft", "companion"])
+@pytest.mark.parametrize("name", ["target", "draft", "companion", "hybrid"])
 def test_bundled_models_are_whole_folders(name, tmp_path, monkeypatch):
     monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path))
     folder = resolve(name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.chat_template
     ids = tokenizer("def f(x):", return_tensors="pt").input_ids
-    model = LlamaForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert model(ids).logits.shape == (1, ids.shape[1], len(tokenizer))
 
 
