@@ -1,4 +1,6 @@
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
@@ -150,7 +152,7 @@ def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsy
     assert not (shipped / "draft" / "tokenizer.json").exists()
     monkeypatch.setattr(bundled, "_WEIGHTS", shipped)
     monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
-    assert names() == ["draft", "target"]
+    assert names() == ["draft", "hybrid", "target"]
     model = LlamaForCausalLM.from_pretrained(resolve("zoo:draft"))
     tokenizer = AutoTokenizer.from_pretrained(resolve("zoo:draft"))
     assert model.dtype.itemsize == 2
@@ -160,3 +162,9 @@ def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsy
     assert "--data DIR --out RUNS" in card
     assert str(tmp_path) not in card
     assert "sampled from the target" in card
+    card = (shipped / "hybrid" / "README.md").read_text()
+    assert "Qwen3.5 architecture with tied embeddings" in card
+    assert "Its mean acceptance by the model" in card
+    tensors = load_file(shipped / "hybrid" / "model.safetensors")
+    assert tensors["mtp.fc.weight"].shape == (16, 32)
+    assert tensors["mtp.fc.weight"].dtype == tensors["model.norm.weight"].dtype == torch.bfloat16

@@ -1,7 +1,7 @@
 """Training recipe of every model of the bundled family: shape, data mixture and schedule.
 
-Counts are in tokens, times in minutes. The target and the spare were trained on two CPU cores, and
-the three distilled models on a GPU. The spare and the mid model are not bundled.
+Counts are in tokens, times in minutes. The target, the spare and the hybrid were trained on two CPU
+cores, and the other distilled models on a GPU. The spare and the mid model are not bundled.
 :mod:`draftwise.zoo.train` has options that adapt the schedules to another machine.
 """
 
