@@ -31,6 +31,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "model": ("num_layers", "hidden_size"),
         "companion": ("num_layers", "hidden_size", "draft"),
         "exit": ("exit", "adapter_rank"),
+        "mtp": ("num_steps", "state_gib", "start_from"),
     }
 )
 # Settings that name a model, which may be a local folder.
@@ -78,13 +79,15 @@ class TrainingSettings:
             them.
         draft_vocab: number of tokens that the head proposes.
         layers: hidden states that the head reads; ``None`` for the default of the target's depth.
-        num_steps: tokens that a head drafts in a row during training (training-time test).
+        num_steps: tokens that a head or an MTP layer drafts in a row during training (training-time
+            test).
         loss: name of a loss of :data:`draftwise.training.losses.LOSSES`.
         learning_rate: peak learning rate of both optimisers.
         batch_tokens: tokens per optimiser step; ``None`` for the default of the run's length.
         state_gib: memory for the target's states, in GiB.
         seed: seed of all random numbers.
-        start_from: folder of a head to continue; ``None`` for a new one.
+        start_from: folder of a head or an MTP layer to continue; ``None`` for a new one, or for the
+            target's own MTP layer.
         num_layers: layers of a model or companion.
         hidden_size: hidden size of a model or companion; a multiple of 64.
         draft: the draft that a companion will score; ``None`` if none is named.
