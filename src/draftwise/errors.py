@@ -68,6 +68,16 @@ class PeerError(DraftwiseError):
     """Another engine in a benchmark did not start or failed; ``field`` is its name."""
 
 
+class ServerError(DraftwiseError):
+    """A server that is audited does not respond, or refuses a request; ``field`` is its address.
+
+    Attributes:
+        status: HTTP status of the response; ``None`` without a response.
+    """
+
+    status: int | None = None
+
+
 class DraftwiseWarning(UserWarning):
     """Draftwise continues, but likely not as the user expects."""
 
