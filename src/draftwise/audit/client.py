@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 KEY_VARIABLE = "DRAFTWISE_API_KEY"
 _CONNECT_SECONDS, _ANSWER_SECONDS, _BUSY_SECONDS = 10.0, 600.0, 120.0
 _BUSY = (429, 503)
+_MOST_LOST = 3
 
 
 class Model(Protocol):
@@ -201,12 +202,18 @@ class Server:
 
     def _post(self, path: str, body: Fields) -> httpx.Response:
         """Send a request, again and again while the server is busy."""
-        patience = time.monotonic() + _BUSY_SECONDS
+        patience, num_lost = time.monotonic() + _BUSY_SECONDS, 0
         while True:
             try:
                 response = self._client.post(path, json=body)
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
+                # Servers close connections that were idle, perhaps just as a request is sent.
+                num_lost += 1
+                if num_lost > _MOST_LOST:
+                    raise self._lost(error) from error
+                continue
             except httpx.HTTPError as error:
-                raise ServerError(self.url, f"does not respond: {error!r}") from error
+                raise self._lost(error) from error
             if response.status_code not in _BUSY or time.monotonic() > patience:
                 break
             time.sleep(min(_seconds(response.headers.get("retry-after")), 10.0))
@@ -215,6 +222,9 @@ class Server:
             refusal.status = response.status_code
             raise refusal
         return response
+
+    def _lost(self, error: httpx.HTTPError) -> ServerError:
+        return ServerError(self.url, f"does not respond: {error!r}")
 
     def _listed_models(self) -> list[dict[str, Any]]:
         try:

@@ -70,7 +70,7 @@ def choose_subjects(context: Context) -> list[Subject]:
     """
     candidates = [Subject(prompt, Nodes()) for prompt in context.prompts[:_NUM_CANDIDATES]]
     if not context.abilities.num_logprobs:
-        return candidates[:_NUM_PROMPTS]
+        return _without_laws(context, candidates)
     for candidate in candidates:
         _explore(context, candidate, _NUM_FIRST)
     candidates.sort(key=lambda each: _unsuitability(law_of(each.nodes, _PLAIN, _LENGTHS[-1])))
@@ -183,6 +183,21 @@ def _explore(context: Context, subject: Subject, count: int) -> None:
     rounds = range(count // ANSWERS_PER_REQUEST)
     for answers in at_once(work, rounds, num_threads(context)):
         subject.nodes.add(answers)
+
+
+def _without_laws(context: Context, candidates: list[Subject]) -> list[Subject]:
+    """The prompts to which the baseline has a few different answers."""
+    fields = {"temperature": 1.0, "max_tokens": _LENGTHS[0]}
+
+    def distance(subject: Subject) -> int:
+        several = draw(
+            context.baseline, subject.prompt, ANSWERS_PER_REQUEST, context.abilities, fields
+        )
+        return abs(len({answer.text for answer in several}) - ANSWERS_PER_REQUEST // 2)
+
+    for each in candidates:
+        each.num_tokens = _LENGTHS[0]
+    return sorted(candidates, key=distance)[:_NUM_PROMPTS]
 
 
 def _unsuitability(law: Law | None) -> float:

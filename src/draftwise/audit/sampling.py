@@ -71,10 +71,12 @@ class Sampled:
 
     def power(self) -> str:
         """What would have been noticed, in a sentence."""
-        if self.whole is None:
+        fits = [each.fit for each in self.tests if not each.fit.is_impossible]
+        if not fits:
             return ""
-        smallest = self.whole.smallest_bias(_POWER, self.level)
-        single = [each.fit.smallest_bias(_POWER, self.level) for each in self.tests]
+        whole = together(fits)
+        smallest = whole.smallest_bias(_POWER, self.level)
+        single = [fit.smallest_bias(_POWER, self.level) for fit in fits]
         found = [each for each in single if each is not None]
         parts = []
         if smallest is not None:
@@ -84,7 +86,7 @@ class Sampled:
             )
             parts.append(
                 f"a bias of {_BIAS} in all of them with probability "
-                f"{self.whole.power(_BIAS, self.level):.2f}"
+                f"{whole.power(_BIAS, self.level):.2f}"
             )
         if found:
             parts.append(f"in a single one it is {np.median(found):.3f} (median)")
@@ -113,10 +115,10 @@ def sample(context: Context) -> Sampled:
         pass
     if not draws or min(each.ours.total() for each in draws) < _FEWEST_SAMPLES:
         return Sampled(reason="the limit of requests or time allowed too few answers")
-    return tested(draws)
+    return judged(draws)
 
 
-def tested(draws: Sequence[Draws]) -> Sampled:
+def judged(draws: Sequence[Draws]) -> Sampled:
     """Test the answers to all prompts with all settings.
 
     The baseline's own answers are tested first. Where they do not follow the computed distribution,

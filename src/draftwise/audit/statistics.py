@@ -16,7 +16,7 @@ from scipy import stats
 Floats = npt.NDArray[np.float64]
 # Cells with fewer expected answers, or a smaller share of them, are pooled: many rare cells would
 # hide a bias of the others.
-FEWEST_EXPECTED, SMALLEST_SHARE = 5.0, 0.005
+FEWEST_EXPECTED, SMALLEST_SHARE = 5.0, 0.01
 _ACCURACY = 1e-4
 
 
@@ -39,6 +39,11 @@ class Fit:
     p_value: float
     num_samples: int
     power_samples: float
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether an outcome was seen that the distribution excludes."""
+        return not self.num_cells
 
     def power(self, bias: float, level: float) -> float:
         """Probability that a bias is noticed.
@@ -118,7 +123,7 @@ def fit_to_samples(ours: Mapping[str, int], theirs: Mapping[str, int], rounding:
 
 def together(fits: Sequence[Fit]) -> Fit:
     """Several tests of independent samples as one, whose statistic is the sum of theirs."""
-    if any(fit.p_value == 0.0 and not fit.num_cells for fit in fits):
+    if any(fit.is_impossible for fit in fits):
         total = sum(fit.num_samples for fit in fits)
         return Fit(float("inf"), 0, 0.0, 0.0, total, total)
     statistic = sum(fit.statistic for fit in fits)

@@ -1,0 +1,3 @@
+from ..cli.conftest import draftwise
+
+__all__ = ["draftwise"]
