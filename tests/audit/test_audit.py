@@ -37,12 +37,12 @@ def test_a_correct_server_passes(right):
     assert "would have been seen with probability 0.95" in right.sampled.power()
 
 
-# What fails, of the checks without chance; and whether the sampling does.
+# What fails, of the checks without chance; and whether the sampling does, if that is certain.
 EXPECTED = {
     "residual": (set(), True),
     "lenience": (set(), True),
     "top-p": (set(), True),
-    "prefix": ({"the same prefix twice"}, False),
+    "prefix": ({"the same prefix twice"}, None),
     "stop": ({"stop strings"}, False),
 }
 
@@ -57,7 +57,8 @@ def test_a_wrong_server_fails_with_a_smallest_case(wrong):
     assert result.status == "failed"
     found = failures(result)
     assert {check for check in found if not check.startswith("sampling")} == checks
-    assert any(check.startswith("sampling") for check in found) == by_sampling
+    fails = any(check.startswith("sampling") for check in found)
+    assert by_sampling is None or fails == by_sampling
     for case in found.values():
         assert case.expected != case.found
         assert len(case.commands) >= 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from draftwise.audit.abilities import Abilities
 from draftwise.audit.budget import Budget
@@ -32,6 +33,15 @@ class Context:
     prompts: list[str]
     settings: AuditSettings
     budget: Budget
+
+    @property
+    def models(self) -> tuple[Server, Model]:
+        """The audited server and the baseline."""
+        return self.server, self.baseline
+
+    def commands(self, prompt: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """Commands of a shell that send a request to both."""
+        return tuple(model.command(prompt, **fields) for model in self.models)
 
     def at_once(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """Results of a function for all items, with the concurrency of the audit."""

@@ -219,7 +219,7 @@ def _case(context: Context, greedy: Greedy, row: Row, first: Difference, found: 
         pass
     fields = {"max_tokens": max(4, length), "temperature": 0.0}
     return Case(
-        (context.server.command(prompt, **fields), context.baseline.command(prompt, **fields)),
+        context.commands(prompt, fields),
         repr(expected.answers[0].text),
         repr(found.answers[0].text),
     )
@@ -256,9 +256,8 @@ def _logprobs(context: Context, greedy: Greedy) -> Finding:
     row, position = worst
     scores = [each.answers[0].tokens or () for each in (row.reference, row.alone)]
     fields = {"max_tokens": position + 1, "temperature": 0.0, "logprobs": 1}
-    commands = [each.command(row.prompt, **fields) for each in (context.server, context.baseline)]
     expected, found = (f"{tokens[position].log_p:.5f}" for tokens in scores)
-    return failed(LOGPROBS, detail, Case(tuple(commands), expected, found))
+    return failed(LOGPROBS, detail, Case(context.commands(row.prompt, fields), expected, found))
 
 
 def _changes(reference: Response, other: Response) -> list[float]:

@@ -34,7 +34,7 @@ def prefix_finding(context: Context, greedy: Greedy) -> Finding:
             if greedy.explains(where):
                 num_explained += 1
                 continue
-            commands = [context.server.command(each, **fields) for each in _last_two(before)]
+            commands = [context.server.command(each, **fields) for each in before[-2:]]
             case = Case(
                 (*commands, context.baseline.command(prompt, **fields)),
                 repr(known[prompt].answers[0].text),
@@ -53,7 +53,3 @@ def _conversations(context: Context) -> Iterator[list[str]]:
         prefix = "\n".join(prompts[-size:])[:_MOST_CHARACTERS]
         several = [f"{prefix}\n{ending}" for ending in endings]
         yield [*several, *several]
-
-
-def _last_two(prompts: list[str]) -> list[str]:
-    return prompts[-2:]

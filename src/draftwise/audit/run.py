@@ -14,7 +14,7 @@ from draftwise.audit.abilities import Abilities, abilities_of, common
 from draftwise.audit.budget import Budget, SpentError
 from draftwise.audit.client import Model, Server
 from draftwise.audit.context import Context
-from draftwise.audit.ends import ROW_CHECKS, SEEDS, seed_finding
+from draftwise.audit.ends import ROW_CHECKS
 from draftwise.audit.findings import Finding, Status, not_audited
 from draftwise.audit.formats import STRUCTURED, TOOLS, structured_finding, tool_finding
 from draftwise.audit.greedy import Greedy, ask_greedily, greedy_findings
@@ -22,6 +22,7 @@ from draftwise.audit.prefixes import PREFIXES, prefix_finding
 from draftwise.audit.prompts import audit_prompts
 from draftwise.audit.sampling import Sampled, sample, sampling_findings
 from draftwise.audit.settings import GREEDY, INVARIANTS, SAMPLING, AuditSettings
+from draftwise.audit.several import SEEDS, SEVERAL, seed_finding, several_finding
 from draftwise.audit.speculation import DraftCounter, engine_of, fields_without_speculation
 from draftwise.errors import InvalidParameterError, ServerError
 
@@ -189,6 +190,7 @@ def _invariants(context: Context, greedy: Greedy) -> list[Finding]:
         (name, partial(check, context, rows)) for name, check in ROW_CHECKS
     ]
     checks += [
+        (SEVERAL, partial(several_finding, context, rows)),
         (SEEDS, partial(seed_finding, context)),
         (PREFIXES, partial(prefix_finding, context, greedy)),
         (STRUCTURED, partial(structured_finding, context, greedy)),

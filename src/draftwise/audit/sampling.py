@@ -201,9 +201,8 @@ def _case(context: Context, tests: Sequence[Tested]) -> Case:
     }
     if context.abilities.has_n:
         fields["n"] = ANSWERS_PER_REQUEST
-    models = context.server, context.baseline
     return Case(
-        tuple(model.command(draws.subject.prompt, **fields) for model in models),
+        context.commands(draws.subject.prompt, fields),
         f"{shown} with probability {expected:.4f}",
         f"{shown} in {seen} of {total} answers ({seen / total:.4f})",
     )
