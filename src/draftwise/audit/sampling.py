@@ -85,12 +85,15 @@ class Sampled:
                 f"would have been seen with probability {_POWER}"
             )
             parts.append(
-                f"a bias of {_BIAS} in all of them with probability "
+                f"A bias of {_BIAS} in all of them would have been seen with probability "
                 f"{whole.power(_BIAS, self.level):.2f}"
             )
         if found:
-            parts.append(f"in a single one it is {np.median(found):.3f} (median)")
-        return "; ".join(parts) + "." if parts else "There were too few answers to see any bias."
+            parts.append(
+                f"The smallest bias in a single one that would have been seen with probability "
+                f"{_POWER} is {np.median(found):.3f} (median)"
+            )
+        return ". ".join(parts) + "." if parts else "There were too few answers to see any bias."
 
 
 def sample(context: Context) -> Sampled:
