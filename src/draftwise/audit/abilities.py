@@ -23,7 +23,8 @@ _NEUTRAL: tuple[Mapping[str, Any], ...] = (
 # At this temperature several answers are hardly equal by chance.
 _HOT = 1.8
 _NUM_HOT = 6
-_SAME = 0.02
+# Beyond what rounding changes.
+_SAME = 0.3
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Abilities:
 
     Attributes:
         num_logprobs: most likely tokens that it reports at each position; 0 for none.
-        has_raw_logprobs: whether they are those before temperature and filters.
+        has_greedy_logprobs: whether those of greedy answers are those at temperature 1.
         has_n: whether a request may have several answers.
         has_top_k: whether it obeys ``top_k``.
         has_penalties: whether it accepts ``presence_penalty`` and ``frequency_penalty``.
@@ -41,18 +42,27 @@ class Abilities:
     """
 
     num_logprobs: int = 0
-    has_raw_logprobs: bool = False
+    has_greedy_logprobs: bool = False
     has_n: bool = False
     has_top_k: bool = False
     has_penalties: bool = False
     has_bias: bool = False
     neutral: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def num_greedy_logprobs(self) -> int:
+        """Most likely tokens whose margins are known in greedy answers; 0 for none."""
+        return self.num_logprobs if self.has_greedy_logprobs else 0
+
+    def scores(self) -> dict[str, Any]:
+        """The field of a greedy request that asks for margins, if they are known."""
+        return {"logprobs": self.num_greedy_logprobs} if self.num_greedy_logprobs else {}
+
     def missing(self) -> list[str]:
         """What it cannot do, in words."""
         named = {
             "log-probabilities": self.num_logprobs,
-            "log-probabilities before temperature and filters": self.has_raw_logprobs
+            "log-probabilities of greedy answers": self.has_greedy_logprobs
             or not self.num_logprobs,
             "n": self.has_n,
             "top_k": self.has_top_k,
@@ -76,7 +86,7 @@ def abilities_of(model: Model) -> Abilities:
     bias = {"1": -1.0}
     return Abilities(
         num_logprobs=listed,
-        has_raw_logprobs=listed > 0 and _has_raw_logprobs(model, listed),
+        has_greedy_logprobs=listed > 0 and _has_greedy_logprobs(model, listed),
         has_n=len(_answers(model, n=2)) == 2,
         has_top_k="top_k" in neutral and _obeys_top_k(model),
         has_penalties=_takes(model, presence_penalty=0.5, frequency_penalty=0.5),
@@ -89,7 +99,7 @@ def common(ours: Abilities, theirs: Abilities) -> Abilities:
     """What the audited server and the baseline can both do; the rest is the baseline's."""
     return Abilities(
         num_logprobs=theirs.num_logprobs,
-        has_raw_logprobs=theirs.has_raw_logprobs,
+        has_greedy_logprobs=theirs.has_greedy_logprobs,
         has_n=ours.has_n and theirs.has_n,
         has_top_k=ours.has_top_k and theirs.has_top_k,
         has_penalties=ours.has_penalties and theirs.has_penalties,
@@ -145,10 +155,10 @@ def _listed_tokens(model: Model) -> int:
     return 0
 
 
-def _has_raw_logprobs(model: Model, count: int) -> bool:
-    """Whether the temperature and a bias leave log-probabilities as they are."""
+def _has_greedy_logprobs(model: Model, count: int) -> bool:
+    """Whether greedy answers have the log-probabilities of sampled ones."""
     tops = []
-    for temperature in (1.0, 0.5):
+    for temperature in (1.0, 0.0):
         answers = _answers(model, logprobs=count, temperature=temperature, max_tokens=1)
         if not answers or not answers[0].tokens:
             return False

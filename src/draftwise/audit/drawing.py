@@ -27,7 +27,7 @@ _PLAIN = Sampling("temperature 1")
 _BIAS = -1.5
 
 
-@dataclass
+@dataclass(eq=False)
 class Subject:
     """A prompt whose answers are sampled.
 

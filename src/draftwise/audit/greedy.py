@@ -116,10 +116,7 @@ def ask_greedily(context: Context) -> Greedy:
     """Ask both servers all prompts; stops early at the limit of the audit."""
     settings = context.settings
     fields: dict[str, Any] = {"max_tokens": settings.max_tokens, "temperature": 0.0}
-    scored = fields | (
-        {"logprobs": context.abilities.num_logprobs} if context.abilities.num_logprobs else {}
-    )
-    own = fields | ({"logprobs": context.own.num_logprobs} if context.own.num_logprobs else {})
+    scored, own = fields | context.abilities.scores(), fields | context.own.scores()
     greedy = Greedy()
     prompts = context.prompts[: settings.num_prompts]
     for start in range(0, len(prompts), _CHUNK):
@@ -180,7 +177,7 @@ def _compared(
         row for row, _ in wrong if any(difference(row.reference, other) for other in row.repeated)
     ]
     # Without log-probabilities, only prompts that the baseline always answers alike tell something.
-    if not context.abilities.num_logprobs:
+    if not context.abilities.num_greedy_logprobs:
         wrong = [(row, each) for row, each in wrong if row not in unsteady]
     num_equal = len(found) - len(differing)
     detail = f"{num_equal} of {counted(len(found), 'answer')} equal the baseline's"
@@ -202,8 +199,7 @@ def _case(context: Context, greedy: Greedy, row: Row, first: Difference, found: 
     """The shortest prompt and answer that still differ."""
     prompt, length = row.prompt, first.position + 1
     expected = row.reference
-    num_logprobs = context.abilities.num_logprobs
-    scores = {"logprobs": num_logprobs} if num_logprobs else {}
+    scores = context.abilities.scores()
     words = prompt.split(" ")
     candidates = [" ".join(words[-size:]) for size in _sizes(len(words))]
     try:
@@ -235,7 +231,7 @@ def _sizes(num_words: int) -> list[int]:
 
 
 def _logprobs(context: Context, greedy: Greedy) -> Finding:
-    if not context.own.num_logprobs or not context.abilities.num_logprobs:
+    if not context.own.num_greedy_logprobs or not context.abilities.num_greedy_logprobs:
         return not_audited(LOGPROBS, "one of the servers reports none")
     own_change, change, num_tokens = 0.0, 0.0, 0
     worst: tuple[Row, int] | None = None

@@ -15,8 +15,7 @@ _NUM_ENDINGS = 4
 
 def prefix_finding(context: Context, greedy: Greedy) -> Finding:
     """Answers after a common prefix are the baseline's, whatever followed the prefix before."""
-    num_logprobs = context.abilities.num_logprobs
-    scores = {"logprobs": num_logprobs} if num_logprobs else {}
+    scores = context.abilities.scores()
     fields = {"max_tokens": min(24, context.settings.max_tokens), "temperature": 0.0}
     num_answers, num_explained = 0, 0
     known = {}

@@ -132,7 +132,9 @@ def _baseline(
 
         budget.begin(f"loading {settings.baseline_model}")
         return LocalModel(LLM(settings.baseline_model, None, **options), budget, settings.chat)
-    off = settings.off or fields_without_speculation(server)
+    off = settings.off
+    if off is None:
+        off = fields_without_speculation(server)
     if off is None:
         raise InvalidParameterError(
             "baseline",

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.audit.settings import CHECKS, AuditSettings
+from draftwise.audit.settings import CHECKS, SAMPLING, AuditSettings
 from draftwise.cli.fields import Group, Own, Values, takes
 from draftwise.cli.option_values import make_folder
 from draftwise.cli.options import LOADING_OPTIONS
@@ -126,8 +126,11 @@ def show(console: Console, audit: Audit) -> None:
     console.print()
     for line in _remarks(audit):
         console.print(line, markup=False)
-    for finding in audit.findings:
-        if finding.case is not None:
+    failures = [finding for finding in audit.findings if finding.case is not None]
+    sampled = [finding for finding in failures if finding.check.startswith(SAMPLING)]
+    for finding in failures:
+        # One case of the sampling is enough here.
+        if finding.case is not None and finding not in sampled[1:]:
             console.print(f"\n[bold]{finding.check}[/], the smallest case:")
             _show_case(console, finding.case)
     status = audit.status.value
