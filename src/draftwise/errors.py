@@ -73,9 +73,16 @@ class ServerError(DraftwiseError):
 
     Attributes:
         status: HTTP status of the response; ``None`` without a response.
+        command: command of a shell that repeats the request; empty if it asked for no answer.
     """
 
     status: int | None = None
+    command: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the server failed, rather than that it refused the request."""
+        return self.status is None or self.status >= 500
 
 
 class DraftwiseWarning(UserWarning):

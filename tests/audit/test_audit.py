@@ -199,6 +199,28 @@ def test_a_server_that_does_not_respond_is_an_error():
         audited(empty)
 
 
+def test_a_request_that_ends_the_server_is_a_failure_with_its_command():
+    """vLLM 0.32 on a CPU fails so, with a draft model and top-k."""
+
+    class Mortal(TableServer):
+        is_alive = True
+
+        def respond(self, request):
+            if request.url.path == "/v1/completions":
+                body = json.loads(request.content)
+                speculates = body.get("speculation", {}).get("enabled", True)
+                self.is_alive &= not (speculates and body.get("top_k") == 1)
+            if not self.is_alive:
+                return httpx.Response(500, json={"error": {"message": "engine is dead"}})
+            return super().respond(request)
+
+    result = audited(Mortal())
+    assert result.status == "failed"
+    (case,) = failures(result).values()
+    assert json.loads(shlex.split(case.commands[0])[-1])["top_k"] == 1
+    assert case.found == "500: engine is dead"
+
+
 def test_only_this_machine_is_asked_unless_a_host_is_named():
     for url in ("http://127.0.0.1:1/v1", "http://localhost", "http://[::1]:8", "http://127.9.9.9"):
         assert AuditSettings(url).url == url.removesuffix("/v1")

@@ -136,9 +136,18 @@ def _answers(model: Model, **fields: Any) -> tuple[Answer, ...]:
     try:
         return model.ask(_PROBE, **{"max_tokens": 2, **fields}).answers
     except ServerError as error:
-        if error.status is None:  # it does not respond
+        if error.is_failure and not _is_alive(model):
             raise
         return ()
+
+
+def _is_alive(model: Model) -> bool:
+    """Whether a server answers a plain request, after it failed with another."""
+    try:
+        model.ask(_PROBE, max_tokens=1)
+    except ServerError:
+        return False
+    return True
 
 
 def _takes(model: Model, **fields: Any) -> bool:

@@ -138,7 +138,7 @@ class Server:
         try:
             answers = read_response(response.json())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ServerError(self.url, f"its answer has another format: {error!r}") from error
+            raise ServerError(self.name, f"its answer has another format: {error!r}") from error
         if answers.num_drafted is not None:
             self.num_drafted = (self.num_drafted or 0) + answers.num_drafted
             self.num_accepted += answers.num_accepted
@@ -159,7 +159,7 @@ class Server:
         try:
             return joined_chunks([json.loads(each) for each in contents if each != "[DONE]"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ServerError(self.url, f"its stream has another format: {error!r}") from error
+            raise ServerError(self.name, f"its stream has another format: {error!r}") from error
 
     def token_ids(self, text: str) -> list[int] | None:
         """See :meth:`Model.token_ids`; by ``/tokenize``, in the forms of vLLM and llama.cpp."""
@@ -183,7 +183,9 @@ class Server:
 
     def command(self, prompt: str | Messages, **fields: Any) -> str:
         """See :meth:`Model.command`."""
-        path, body = self._request(prompt, fields)
+        return self._command(*self._request(prompt, fields))
+
+    def _command(self, path: str, body: Fields) -> str:
         key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._has_key else ""
         return (
             f"curl -s {shlex.quote(self.url + path)} -H 'Content-Type: application/json'{key} "
@@ -210,21 +212,24 @@ class Server:
                 # Servers close connections that were idle, perhaps just as a request is sent.
                 num_lost += 1
                 if num_lost > _MOST_LOST:
-                    raise self._lost(error) from error
+                    raise self._error(f"does not respond: {error!r}", path, body) from error
                 continue
             except httpx.HTTPError as error:
-                raise self._lost(error) from error
+                raise self._error(f"does not respond: {error!r}", path, body) from error
             if response.status_code not in _BUSY or time.monotonic() > patience:
                 break
             time.sleep(min(_seconds(response.headers.get("retry-after")), 10.0))
         if not response.is_success:
-            refusal = ServerError(self.url, f"{response.status_code}: {_message(response)}")
-            refusal.status = response.status_code
-            raise refusal
+            message = f"{response.status_code}: {_message(response)}"
+            raise self._error(message, path, body, response.status_code)
         return response
 
-    def _lost(self, error: httpx.HTTPError) -> ServerError:
-        return ServerError(self.url, f"does not respond: {error!r}")
+    def _error(
+        self, message: str, path: str, body: Fields, status: int | None = None
+    ) -> ServerError:
+        error = ServerError(self.name, message)
+        error.status, error.command = status, self._command(path, body)
+        return error
 
     def _listed_models(self) -> list[dict[str, Any]]:
         try:

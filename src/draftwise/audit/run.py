@@ -15,7 +15,7 @@ from draftwise.audit.budget import Budget, SpentError
 from draftwise.audit.client import Model, Server
 from draftwise.audit.context import Context
 from draftwise.audit.ends import ROW_CHECKS
-from draftwise.audit.findings import Finding, Status, not_audited
+from draftwise.audit.findings import Case, Finding, Status, failed, not_audited
 from draftwise.audit.formats import STRUCTURED, TOOLS, structured_finding, tool_finding
 from draftwise.audit.greedy import Greedy, ask_greedily, greedy_findings
 from draftwise.audit.prefixes import PREFIXES, prefix_finding
@@ -27,6 +27,7 @@ from draftwise.audit.speculation import DraftCounter, engine_of, fields_without_
 from draftwise.errors import InvalidParameterError, ServerError
 
 _SECONDS = 60.0
+RESPONSES = "responses"
 Progress = Callable[[str, int], None]
 
 
@@ -148,42 +149,50 @@ def _baseline(
 def _audited(
     settings: AuditSettings, server: Server, baseline: Model, prompts: list[str], budget: Budget
 ) -> Audit:
-    budget.begin("asking what the servers can do")
     counter = DraftCounter(server)
-    try:
-        own, theirs = abilities_of(server), abilities_of(baseline)
-    except SpentError:
-        raise InvalidParameterError("minutes", "is over before anything was checked") from None
-    both = common(own, theirs)
-    own = replace(own, has_n=both.has_n)
-    context = Context(server, baseline, both, own, prompts, settings, budget)
     findings: list[Finding] = []
-    budget.begin("greedy answers")
-    with _refusals(findings, "greedy answers"):
+    both, greedy, sampled = Abilities(), Greedy(), None
+    try:
+        budget.begin("asking what the servers can do")
+        own, theirs = abilities_of(server), abilities_of(baseline)
+        both = common(own, theirs)
+        own = replace(own, has_n=both.has_n)
+        context = Context(server, baseline, both, own, prompts, settings, budget)
+        budget.begin("greedy answers")
         greedy = ask_greedily(context)
         if GREEDY in settings.checks:
             findings += greedy_findings(context, greedy)
         if INVARIANTS in settings.checks:
             findings += _invariants(context, greedy)
-        sampled = None
         if SAMPLING in settings.checks:
             with _refusals(findings, "sampling"):
                 sampled = sample(context)
                 findings += sampling_findings(context, sampled)
-        return Audit(
-            settings=settings,
-            model=server.model,
-            engine=engine_of(server),
-            baseline=baseline.name,
-            abilities=both,
-            findings=tuple(findings),
-            greedy=greedy,
-            sampled=sampled,
-            drafts=counter.count(),
-            num_answers=budget.num_asked,
-            seconds=budget.seconds,
-        )
-    raise ServerError(server.url, findings[-1].detail)
+    except SpentError:
+        raise InvalidParameterError("minutes", "is over before anything was checked") from None
+    except ServerError as error:
+        if error.field != server.name or not error.command:
+            raise
+        findings.append(_failure(RESPONSES, error))
+    return Audit(
+        settings=settings,
+        model=server.model,
+        engine=engine_of(server),
+        baseline=baseline.name,
+        abilities=both,
+        findings=tuple(findings),
+        greedy=greedy,
+        sampled=sampled,
+        drafts=counter.count(),
+        num_answers=budget.num_asked,
+        seconds=budget.seconds,
+    )
+
+
+def _failure(check: str, error: ServerError) -> Finding:
+    """A request that the audited server should have answered."""
+    case = Case((error.command,), "an answer", error.message)
+    return failed(check, f"the server failed: {error.message}", case)
 
 
 def _invariants(context: Context, greedy: Greedy) -> list[Finding]:
@@ -211,7 +220,7 @@ def _refusals(findings: list[Finding], check: str) -> Iterator[None]:
     """Note a check that a server refuses, or for which the limit leaves no answers.
 
     Raises:
-        ServerError: a server does not respond.
+        ServerError: a server does not respond any more.
     """
     try:
         yield
@@ -220,4 +229,7 @@ def _refusals(findings: list[Finding], check: str) -> Iterator[None]:
     except ServerError as error:
         if error.status is None:
             raise
-        findings.append(not_audited(check, f"{error.field} refused a request: {error.message}"))
+        if error.is_failure:
+            findings.append(_failure(check, error))
+        else:
+            findings.append(not_audited(check, f"{error.field} refused a request: {error.message}"))
