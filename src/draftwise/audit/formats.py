@@ -72,7 +72,7 @@ def tool_finding(context: Context, greedy: Greedy) -> Finding:
     if not theirs.tool_calls:
         return not_audited(TOOLS, "the baseline's answer has none")
     if ours.tool_calls == theirs.tool_calls and ours.finish_reason == theirs.finish_reason:
-        return passed(TOOLS, f"{counted(len(theirs.tool_calls), 'call')} equal the baseline's")
+        return passed(TOOLS, f"{counted(len(theirs.tool_calls), 'call')} as without speculation")
     if not greedy.is_steady:
         reason = "a call differs; the baseline's own answers vary by rounding"
         return Finding(TOOLS, Status.NOTED, reason)

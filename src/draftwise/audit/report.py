@@ -44,7 +44,7 @@ def report_of(audit: Audit, command: str) -> dict[str, Any]:
         if audit.drafts is None
         else dict(zip(("num_drafted", "num_accepted"), audit.drafts, strict=True)),
         "findings": [asdict(finding) for finding in audit.findings],
-        "missing": audit.abilities.missing(),
+        "missing": audit.missing,
         "abilities": asdict(audit.abilities),
         "greedy": _greedy(audit.greedy),
         "sampling": None if audit.sampled is None else _sampling(audit.sampled),

@@ -62,6 +62,11 @@ class Audit:
     seconds: float
 
     @property
+    def missing(self) -> list[str]:
+        """What not both servers can do; empty if the audit ended before that was known."""
+        return self.abilities.missing() if self.greedy.rows else []
+
+    @property
     def status(self) -> Status:
         """Failed if a check failed; passed if checks of something that was drafted passed."""
         statuses = {finding.status for finding in self.findings}

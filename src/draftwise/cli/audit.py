@@ -146,9 +146,8 @@ def show(console: Console, audit: Audit) -> None:
 
 
 def _remarks(audit: Audit) -> Iterator[str]:
-    missing = audit.abilities.missing()
-    if missing:
-        yield f"Not audited, as not both servers have it: {', '.join(missing)}."
+    if audit.missing:
+        yield f"Not audited, as not both servers have it: {', '.join(audit.missing)}."
     if audit.drafts is None:
         yield "The server does not say how many tokens it drafted."
     elif not audit.drafts[0]:
