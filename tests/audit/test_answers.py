@@ -2,7 +2,14 @@
 
 import pytest
 
-from draftwise.audit.answers import ScoredToken, joined_chunks, read_response
+from draftwise.audit.answers import (
+    Answer,
+    Response,
+    ScoredToken,
+    joined_chunks,
+    read_response,
+)
+from draftwise.audit.greedy import Difference, difference
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "details": {"x": 1}}
 
@@ -75,3 +82,21 @@ def test_streams_are_joined():
     assert response.num_tokens == 2
     with pytest.raises(ValueError, match="lost"):
         joined_chunks([{"error": {"message": "lost"}}])
+
+
+def test_the_first_different_token_is_found_in_texts():
+    def response(text, tokens, end="length"):
+        scored = tuple(ScoredToken(t, -0.1, {t: -0.1, "?": -0.1 - i}) for i, t in enumerate(tokens))
+        return Response((Answer(text, end, scored),), {})
+
+    one = response(" red car.", [" red", " car", "."])
+    assert difference(one, one) is None
+    for other, position in ((" red cat", 1), (" blue", 0), (" red car!", 2), (" red car", 2)):
+        found = difference(one, response(other, []))
+        assert found == Difference(position, pytest.approx(float(position)))
+    assert difference(one, response(" red car. More", [])) == Difference(3, None)
+    assert difference(one, response(" red car.", [], "stop")).position == 2
+    # Tokens that were decoded alone have no blanks.
+    alone = response("red car.", ["red", "car", "."])
+    assert difference(alone, response("red cow.", [])).position == 1
+    assert difference(response("ab", []), response("ac", [])) == Difference(1, None)

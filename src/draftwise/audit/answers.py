@@ -73,6 +73,11 @@ class Response:
         return self.usage.get("completion_tokens")
 
 
+def without_blanks(text: str) -> str:
+    """A text without its blanks, which tokenizers leave out of tokens that are decoded alone."""
+    return "".join(text.split())
+
+
 def read_response(content: Json) -> Response:
     """Read a response body of completions or chat completions.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import Any
 
-from draftwise.audit.answers import Answer, Response
+from draftwise.audit.answers import Answer, Response, without_blanks
 from draftwise.audit.budget import SpentError
 from draftwise.audit.context import Context
 from draftwise.audit.findings import Case, Finding, counted, failed, not_audited, passed
+from draftwise.errors import ServerError
 
 # Log-probabilities are printed with about this precision.
 _PRECISION, _STEADY = 1e-4, 1e-3
@@ -93,18 +95,16 @@ def difference(reference: Response, other: Response) -> Difference | None:
         if one.finish_reason == two.finish_reason and (None in counts or counts[0] == counts[1]):
             return None
         return _at(one, len(tokens) - 1 if tokens else len(one.text))
-    length = next(
-        (i for i, (a, b) in enumerate(zip(one.text, two.text, strict=False)) if a != b),
-        min(len(one.text), len(two.text)),
-    )
+    pieces, texts = [token.text for token in tokens], [one.text, two.text]
+    if not "".join(pieces).startswith(one.text):
+        pieces, texts = list(map(without_blanks, pieces)), list(map(without_blanks, texts))
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    length = sum(1 for _ in equal)
     if not tokens:
         return Difference(length, None)
-    end = 0
-    for position, token in enumerate(tokens):
-        end += len(token.text)
-        if end > length:
-            return _at(one, position)
-    return Difference(len(tokens), None)
+    ends = accumulate(len(piece) for piece in pieces)
+    position = next((index for index, end in enumerate(ends) if end > length), len(tokens))
+    return _at(one, position)
 
 
 def _at(answer: Answer, position: int) -> Difference:
@@ -203,7 +203,7 @@ def _case(context: Context, greedy: Greedy, row: Row, first: Difference, found: 
     words = prompt.split(" ")
     candidates = [" ".join(words[-size:]) for size in _sizes(len(words))]
     try:
-        for candidate in [prompt, *candidates][:_MOST_TRIALS]:
+        for candidate in filter(str.strip, [prompt, *candidates][:_MOST_TRIALS]):
             fields = {"max_tokens": max(4, length), "temperature": 0.0}
             theirs = context.baseline.ask(candidate, **fields, **scores)
             ours = context.server.ask(candidate, **fields)
@@ -211,8 +211,8 @@ def _case(context: Context, greedy: Greedy, row: Row, first: Difference, found: 
             if differs is None or greedy.explains(differs):
                 continue
             prompt, expected, found = candidate, theirs, ours
-    except SpentError:
-        pass
+    except (SpentError, ServerError):
+        pass  # the case is not made smaller
     fields = {"max_tokens": max(4, length), "temperature": 0.0}
     return Case(
         context.commands(prompt, fields),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from draftwise.audit.answers import UNCLEAR, Answer, ScoredToken
+from draftwise.audit.answers import UNCLEAR, Answer, ScoredToken, without_blanks
 
 Floats = npt.NDArray[np.float64]
 Prefix = tuple[str, ...]
@@ -104,11 +104,6 @@ class Nodes:
             if weights:
                 total += float(np.average([_spread(visits) for visits in visited], weights=weights))
         return total
-
-
-def without_blanks(text: str) -> str:
-    """A text without its blanks."""
-    return "".join(text.split())
 
 
 def _averaged(visits: list[ScoredToken]) -> Node:
