@@ -221,6 +221,20 @@ def test_a_request_that_ends_the_server_is_a_failure_with_its_command():
     assert case.found == "500: engine is dead"
 
 
+def test_several_greedy_answers_may_be_refused():
+    class OneAnswer(TableServer):
+        def respond(self, request):
+            body = json.loads(request.content or "{}")
+            if body.get("n", 1) > 1 and not body.get("temperature", 1.0):
+                return httpx.Response(400, json={"error": {"message": "n must be 1"}})
+            return super().respond(request)
+
+    result = audited(OneAnswer(), checks=("invariants",))
+    (detail,) = (finding.detail for finding in result.findings if finding.check == "n > 1")
+    assert statuses(result)["n > 1"] == "passed"
+    assert "n must be 1" in detail
+
+
 def test_only_this_machine_is_asked_unless_a_host_is_named():
     for url in ("http://127.0.0.1:1/v1", "http://localhost", "http://[::1]:8", "http://127.9.9.9"):
         assert AuditSettings(url).url == url.removesuffix("/v1")

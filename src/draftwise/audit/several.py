@@ -9,6 +9,7 @@ from draftwise.audit.context import Context
 from draftwise.audit.ends import NO_ROWS, end_of, first_lasting, shortest
 from draftwise.audit.findings import Case, Finding, Status, failed, not_audited, passed
 from draftwise.audit.greedy import Row
+from draftwise.errors import ServerError
 
 SEVERAL, SEEDS = "n > 1", "seeds"
 _NUM_GREEDY, _NUM_SAMPLED, _NUM_PROMPTS = 3, 8, 4
@@ -54,10 +55,15 @@ def several_finding(context: Context, rows: Sequence[Row]) -> Finding:
         return failed(SEVERAL, "all sampled answers to one request are equal", case)
 
     few = shortest(rows)
-    finding = first_lasting(wrong_greedy, few) or first_lasting(wrong_sampled, few)
-    return finding or passed(
-        SEVERAL, "greedy answers to one request are equal, and sampled ones differ"
-    )
+    detail = "greedy answers to one request are equal, and sampled ones differ"
+    try:
+        finding = first_lasting(wrong_greedy, few)
+    except ServerError as error:
+        if error.is_failure:
+            raise
+        # vLLM gives a single greedy answer to a request.
+        finding, detail = None, f"sampled answers to one request differ; greedy: {error.message}"
+    return finding or first_lasting(wrong_sampled, few) or passed(SEVERAL, detail)
 
 
 def seed_finding(context: Context) -> Finding:
