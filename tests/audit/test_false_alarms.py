@@ -5,15 +5,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from draftwise.audit import sampling
 from draftwise.audit.drawing import OTHER, Draws, Subject
 from draftwise.audit.law import Law, Sampling
 from draftwise.audit.nodes import Nodes
-from draftwise.audit.sampling import LEVEL, judged
+from draftwise.audit.sampling import judged
 
 from .auditing import audited, failures
 from .table_server import TableServer
 
 pytestmark = pytest.mark.slow
+# That of audits outside these tests.
+LEVEL = 0.01
 NUM_SETTINGS, NUM_OURS, NUM_THEIRS = 18, 600, 300
 
 
@@ -48,7 +51,8 @@ def test_simulated_audits_of_a_correct_server(has_laws):
 
 
 @pytest.mark.exhaustive
-def test_forty_audits_of_correct_servers():
+def test_forty_audits_of_correct_servers(monkeypatch):
+    monkeypatch.setattr(sampling, "LEVEL", LEVEL)
     num_failed = 0
     for seed in range(40):
         server = TableServer(seed=seed, num_drafted=1 + seed % 4)

@@ -73,6 +73,7 @@ def test_draftwise_passes(draft):
     assert set(statuses(result).values()) <= {"passed", "noted"}
 
 
+@pytest.mark.exhaustive
 def test_the_baseline_may_be_loaded_here():
     with running(ENGINE) as server:
         settings = AuditSettings(
@@ -98,9 +99,9 @@ def test_a_wrong_residual_of_the_engine_fails(monkeypatch):
 
 @pytest.mark.exhaustive
 def test_lenience_that_is_not_declared_fails():
-    lenient = drafting("zoo:draft", num_speculative_tokens=4, lenience=0.9)
+    lenient = drafting("zoo:draft", num_speculative_tokens=4, lenience=0.7)
     with running(lenient) as server:
-        result = audited(server.url, checks=("sampling",), requests=60_000)
+        result = audited(server.url, checks=("sampling",), requests=12_000)
     assert failures(result)
 
 

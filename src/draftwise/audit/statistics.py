@@ -16,7 +16,7 @@ from scipy import stats
 Floats = npt.NDArray[np.float64]
 # Cells with fewer expected answers, or a smaller share of them, are pooled: many rare cells would
 # hide a bias of the others.
-FEWEST_EXPECTED, SMALLEST_SHARE = 5.0, 0.01
+FEWEST_EXPECTED, SMALLEST_SHARE = 10.0, 0.01
 _ACCURACY = 1e-4
 
 
