@@ -88,10 +88,11 @@ def test_the_baseline_may_be_loaded_here():
     assert "loaded by Draftwise" in result.baseline
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_residual_of_the_engine_fails(monkeypatch):
     monkeypatch.setattr(link, "worker", SimpleNamespace(run=wrong_engine.run))
     with running(ENGINE) as server:
-        result = audited(server.url, checks=("sampling",))
+        result = audited(server.url, checks=("sampling",), requests=6000)
     found = failures(result)
     assert found
     assert all(check.startswith("sampling") for check in found)
