@@ -30,6 +30,7 @@ def test_list_of_errors():
         "PeerError",
         "ReplicaError",
         "PromptError",
+        "ServerError",
         "UnsupportedModelError",
         "VocabularyMismatchError",
     }

@@ -68,6 +68,23 @@ class PeerError(DraftwiseError):
     """Another engine in a benchmark did not start or failed; ``field`` is its name."""
 
 
+class ServerError(DraftwiseError):
+    """A server that is audited does not respond, or refuses a request; ``field`` is its address.
+
+    Attributes:
+        status: HTTP status of the response; ``None`` without a response.
+        command: command of a shell that repeats the request; empty if it asked for no answer.
+    """
+
+    status: int | None = None
+    command: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the server failed, rather than that it refused the request."""
+        return self.status is None or self.status >= 500
+
+
 class DraftwiseWarning(UserWarning):
     """Draftwise continues, but likely not as the user expects."""
 

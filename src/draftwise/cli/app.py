@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 import draftwise
+from draftwise.cli.audit import audit
 from draftwise.cli.benchmark import benchmark
 from draftwise.cli.chat import chat
 from draftwise.cli.flags import FlaggingCommand
@@ -54,6 +55,7 @@ app.command(cls=FlaggingCommand)(policies)
 app.command(cls=FlaggingCommand)(profile)
 app.command(cls=FlaggingCommand)(profile_latency)
 app.command(cls=FlaggingCommand)(benchmark)
+app.command(cls=FlaggingCommand)(audit)
 app.command(cls=FlaggingCommand)(study)
 app.add_typer(train, name="train")
 app.command(cls=FlaggingCommand)(serve)

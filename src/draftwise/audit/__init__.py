@@ -1,0 +1,1 @@
+"""``draftwise audit``: whether a server with speculation says what the model says without it."""
