@@ -18,7 +18,8 @@ import torch
 
 from draftwise.checkpoints.exits.files import find_exit
 from draftwise.checkpoints.imports import quiet_import
-from draftwise.checkpoints.mtp import check_mtp, names_mtp
+from draftwise.checkpoints.mtp import check_mtp, drafts_with_mtp, names_mtp
+from draftwise.checkpoints.mtp_folder import find_mtp
 from draftwise.checkpoints.source import loaded_name, split_name
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import EngineOptions, Models
@@ -193,7 +194,7 @@ class EngineBuilder:
         needs_draft = policy_class(speculation.policy_name).needs_draft
         draft_name, name = draft_model_name(speculation), speculation.companion
         if needs_draft and draft_name is not None:
-            if speculation.method is not None and not names_mtp(draft_name):
+            if speculation.method is not None and not drafts_with_mtp(draft_name):
                 check_head_kind(draft_name, speculation.method)
             draft = self._small_model(draft_name, "draft")
         if speculation.companion_quantization is not None:
@@ -214,7 +215,7 @@ class EngineBuilder:
             with self.turns:
                 found = load_exit(name, role, target)
             if found is None and role == "draft":
-                found = self._load_mtp() if names_mtp(name) else self._load_head(name)
+                found = self._load_mtp(name) or self._load_head(name)
             if found is None:
                 # Its context may be shorter; no tokens are drafted beyond it.
                 model = self._load(name, role, target.max_model_len)
@@ -228,8 +229,11 @@ class EngineBuilder:
         plain = split_name(name)[0]
         if is_bundled_or_local_head(plain, role):
             raise _is_a_head(plain, role)
-        if find_exit(plain) is not None:
-            raise UnsupportedModelError(role, f"{name!r} is an exit of a target; use it as a draft")
+        for found, what in ((find_exit(plain), "an exit"), (find_mtp(plain), "an MTP layer")):
+            if found is not None:
+                raise UnsupportedModelError(
+                    role, f"{name!r} is {what} of a target; use it as a draft"
+                )
         self._on_status(f"loading {name}")
         with _LOADING, quiet_import():
             loaded = load_model(
@@ -245,12 +249,15 @@ class EngineBuilder:
         _log(loaded, role)
         return loaded
 
-    def _load_mtp(self) -> LoadedModel:
-        """Load the MTP layer of the target."""
+    def _load_mtp(self, name: str) -> LoadedModel | None:
+        """Load the draft if it is an MTP layer of the target; ``None`` if it is something else."""
+        folder = find_mtp(name)
+        if folder is None and not names_mtp(name):
+            return None
         target = self.target
         self._on_status("loading the MTP layer")
         with _LOADING, quiet_import():
-            return load_mtp(target, self._target_name)
+            return load_mtp(target, self._target_name if folder is None else name, folder)
 
     def _load_head(self, name: str) -> LoadedModel | None:
         """Load the draft if it is a head of the target; ``None`` if it is something else."""

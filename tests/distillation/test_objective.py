@@ -6,13 +6,14 @@ from functools import partial
 import pytest
 import torch
 
+from draftwise.distillation.chain_task import STEP_DECAY
 from draftwise.distillation.documents import (
     Document,
     choose_draft_tokens,
     coverage,
     pack_documents,
 )
-from draftwise.distillation.eagle3 import STEP_DECAY, HeadTask, chain_logits_of_head
+from draftwise.distillation.eagle3 import HeadTask, chain_logits_of_head
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
 from draftwise.distillation.model import ModelTask, chain_logits_of_model, model_config
 from draftwise.distillation.settings import TrainingSettings

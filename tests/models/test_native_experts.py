@@ -54,6 +54,13 @@ FAMILIES = {
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
     },
+    "GptOss": {
+        "head_dim": 12,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "Glm4Moe": {
         "head_dim": 12,
         "n_routed_experts": 8,
@@ -108,7 +115,7 @@ def test_logits_are_those_of_transformers(family):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["Qwen2Moe", "Glm4Moe"])
+@pytest.mark.parametrize("family", ["Qwen2Moe", "Glm4Moe", "GptOss"])
 def test_a_row_does_not_depend_on_the_other_rows(family, dtype):
     model = PretrainedModel(build(family).to(dtype), "target", CONTEXT)
     assert model.native is not None
@@ -162,6 +169,7 @@ def test_other_ways_to_choose_run_in_modules(settings):
         "qwen3moe, expert_weights_norm false",
         "qwen3moe, tied",
         "llama, experts",
+        "gpt-oss",
     ],
 )
 def test_blocks_of_a_file(name, tmp_path, monkeypatch):

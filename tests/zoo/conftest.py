@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -6,24 +7,25 @@ import pytest
 from draftwise.training.llama import new_llama
 from draftwise.training.schedule import Schedule
 from draftwise.zoo import train as train_module
-from draftwise.zoo.recipe import MIXTURE, Distillation, ModelShape, Stage
+from draftwise.zoo.recipe import MIXTURE, Distillation, HybridShape, ModelShape, Stage
 from draftwise.zoo.tokens import Corpus, joined
 
 TINY = ModelShape(
     hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=16
 )
+TINY_HYBRID = HybridShape(**{**asdict(TINY), "num_layers": 4})
 TINY_SCHEDULE = Schedule(
     tokens=3 * 64, batch_tokens=64, micro_batch_tokens=32, length=16, long_length=32
 )
 
 
-def tiny_stage(name, seed, *, distilled=False):
+def tiny_stage(name, seed, *, distilled=False, shape=TINY):
     distillation = None
     if distilled:
         distillation = Distillation(
             TINY_SCHEDULE, num_continuations=4, prompt_length=8, continuation_length=8
         )
-    return Stage(name, TINY, TINY_SCHEDULE, seed, distillation)
+    return Stage(name, shape, TINY_SCHEDULE, seed, distillation)
 
 
 def new_model(stage):
@@ -85,8 +87,9 @@ def data(tmp_path, monkeypatch):
 @pytest.fixture
 def tiny_stages(monkeypatch):
     stages = {
-        "target": tiny_stage("target", 1),
+        "target": tiny_stage("target", 1, shape=replace(TINY, num_layers=4)),
         "draft": tiny_stage("draft", 2, distilled=True),
+        "hybrid": tiny_stage("hybrid", 3, distilled=True, shape=TINY_HYBRID),
     }
     monkeypatch.setattr(train_module, "STAGES", stages)
     monkeypatch.setattr("draftwise.zoo.export.STAGES", stages)

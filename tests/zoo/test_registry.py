@@ -1,5 +1,7 @@
 import pytest
-from transformers import AutoTokenizer, LlamaForCausalLM
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
 from draftwise.zoo import bundled, export, names, resolve, train
@@ -55,14 +57,14 @@ def test_a_model_without_a_tokenizer_is_completed_with_the_targets(weights, tmp_
     assert resolve("zoo:draft") == weights / "draft"
 
 
-@pytest.mark.parametrize("name", ["target", "draft", "companion"])
+@pytest.mark.parametrize("name", ["target", "draft", "companion", "hybrid"])
 def test_bundled_models_are_whole_folders(name, tmp_path, monkeypatch):
     monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path))
     folder = resolve(name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.chat_template
     ids = tokenizer("def f(x):", return_tensors="pt").input_ids
-    model = LlamaForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert model(ids).logits.shape == (1, ids.shape[1], len(tokenizer))
 
 
@@ -150,7 +152,7 @@ def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsy
     assert not (shipped / "draft" / "tokenizer.json").exists()
     monkeypatch.setattr(bundled, "_WEIGHTS", shipped)
     monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
-    assert names() == ["draft", "target"]
+    assert names() == ["draft", "hybrid", "target"]
     model = LlamaForCausalLM.from_pretrained(resolve("zoo:draft"))
     tokenizer = AutoTokenizer.from_pretrained(resolve("zoo:draft"))
     assert model.dtype.itemsize == 2
@@ -160,3 +162,9 @@ def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsy
     assert "--data DIR --out RUNS" in card
     assert str(tmp_path) not in card
     assert "sampled from the target" in card
+    card = (shipped / "hybrid" / "README.md").read_text()
+    assert "Qwen3.5 architecture with tied embeddings" in card
+    assert "Its mean acceptance by the model" in card
+    tensors = load_file(shipped / "hybrid" / "model.safetensors")
+    assert tensors["mtp.fc.weight"].shape == (16, 32)
+    assert tensors["mtp.fc.weight"].dtype == tensors["model.norm.weight"].dtype == torch.bfloat16

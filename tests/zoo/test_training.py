@@ -132,7 +132,7 @@ def test_tokens_of_the_command_line_are_the_whole_stage(options, expected):
     assert [schedule.minutes for schedule in schedules] == [3, 3]
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "hybrid"])
 def test_shapes_of_the_family(name):
     with torch.device("meta"):
         model = LlamaForCausalLM(STAGES[name].shape.config())

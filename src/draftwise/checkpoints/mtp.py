@@ -13,6 +13,7 @@ from huggingface_hub import hf_hub_download
 
 from draftwise.checkpoints.gguf import is_gguf
 from draftwise.checkpoints.hub import cached_config
+from draftwise.checkpoints.mtp_folder import find_mtp
 from draftwise.checkpoints.other_drafts import INSTEAD
 from draftwise.checkpoints.source import locate_files, split_name
 from draftwise.checkpoints.tensor_names import tensor_names
@@ -35,6 +36,15 @@ _TENSOR = re.compile(r"(^|\.)mtp[._]|\.(eh_proj|enorm|hnorm)\.")
 def names_mtp(name: str) -> bool:
     """Whether the name of a draft, by any of vLLM's names, is that of the target's MTP layer."""
     return is_mtp(name) and not Path(name).exists()
+
+
+def drafts_with_mtp(name: str) -> bool:
+    """Whether a draft is an MTP layer, that of the target or that of a folder.
+
+    Raises:
+        InvalidParameterError: it is a folder with a quantisation.
+    """
+    return names_mtp(name) or find_mtp(name) is not None
 
 
 def no_mtp(target: str) -> UnsupportedModelError:
@@ -64,7 +74,7 @@ def check_mtp(target: str, drafts: Iterable[str], method: str | None) -> None:
         ModelNotFoundError: such drafts are wanted, and there is no such target.
     """
     names = list(drafts)
-    if method == MTP_METHOD and not any(map(names_mtp, names)):
+    if method == MTP_METHOD and not any(map(drafts_with_mtp, names)):
         raise UnsupportedModelError(
             "draft", f"the method is {MTP_METHOD!r}, whose draft is {MTP_METHOD!r}; got {names}"
         )

@@ -13,6 +13,7 @@ from draftwise.benchmark.peers import PeerModels
 from draftwise.checkpoints.exits.files import names_exit
 from draftwise.checkpoints.heads.config import HeadKind
 from draftwise.checkpoints.heads.files import read_head_config
+from draftwise.checkpoints.mtp import drafts_with_mtp
 from draftwise.checkpoints.source import split_name
 from draftwise.cli.defaults import ChosenModels
 from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
@@ -140,8 +141,8 @@ def peer_models(
     parts = [] if models.draft is None else draft_parts(models.draft)
     draft = next((part for part in parts if part not in MODEL_FREE_DRAFTS), None)
     head = None
-    # Other engines have no exits, and heads are not drafts of their own.
-    if draft is not None and names_exit(draft, "draft"):
+    # Other engines have no exits, and heads and MTP layers are not drafts of their own.
+    if draft is not None and (names_exit(draft, "draft") or drafts_with_mtp(draft)):
         draft = None
     elif draft is not None and names_head(draft):
         head, draft = _eagle3_folder(draft), None

@@ -201,6 +201,48 @@ def exit_(
 
 
 @train.command(cls=FlaggingCommand)
+@takes(common=COMMON_OPTIONS)
+def mtp(
+    common: CommonOptions,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            help="Folder of an MTP layer to train further.",
+            metavar="LAYER",
+            show_default="the target's own, otherwise a new one",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
+    num_steps: Annotated[
+        int,
+        typer.Option(
+            "--steps",
+            help="Number of tokens that the layer drafts in a row during training.",
+            rich_help_panel=METHOD,
+        ),
+    ] = 4,
+    state_gib: Annotated[
+        float,
+        typer.Option(
+            help="Memory for hidden states that are read again in the next epoch, in GiB.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = 2.0,
+) -> None:
+    """Train the MTP layer of a target, or a new one for a target without one.
+
+    The target stays as it is, and the trained layer is written to a folder of its own. Targets are
+    dense models of Qwen3.5.
+
+    Examples:
+      draftwise train mtp --target zoo:hybrid --prompts chat.jsonl -o layer --minutes 10
+      draftwise generate --target zoo:hybrid --draft layer --prompts chat.jsonl
+    """
+    common.run("mtp", num_steps=num_steps, state_gib=state_gib, start_from=start_from)
+
+
+@train.command(cls=FlaggingCommand)
 @takes(common=COMMON_OPTIONS.but(loss="tokens"), blocks=BLOCK_OPTIONS)
 def dflash(common: CommonOptions, blocks: BlockOptions) -> None:
     """Train a DFlash head, which predicts all tokens of a draft in one pass.

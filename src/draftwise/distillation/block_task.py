@@ -16,15 +16,13 @@ from draftwise.distillation.block_head import BlockHead, grid_of
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.readings import Readings
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.distillation.tasks import RowTask
+from draftwise.distillation.tasks import MAX_LOGIT_BYTES, RowTask
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.training.losses import LOSSES, mean_loss
 from draftwise.training.schedule import Schedule
 
 # The weight of token k of a block is exp(-k / DECAY).
 DECAY = 4.0
-# Bytes of the logits of one pass, with and without gradients alike.
-_MAX_LOGIT_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class BlockTask(RowTask[BlockHead]):
 
     Of a block, the tokens are learned up to the first one that is not of the answer, or that the
     head cannot propose. The target's distribution is its softmax over the head's tokens, as in
-    :class:`draftwise.distillation.eagle3.HeadTask`. The confidence learns Σ min(p, q) over the
+    :class:`draftwise.distillation.chain_task.ChainTask`. The confidence learns Σ min(p, q) over the
     whole vocabulary, the probability that a sampled token is accepted.
     """
 
@@ -121,7 +119,7 @@ class BlockTask(RowTask[BlockHead]):
         """As the schedule says, and as many as have logits that fit in memory."""
         config = self.model.config
         num_logits = self._num_anchors * config.num_drafted * config.draft_vocab_size
-        fitting = _MAX_LOGIT_BYTES // (4 * num_logits)
+        fitting = MAX_LOGIT_BYTES // (4 * num_logits)
         return max(1, min(self._schedule.micro_batch_tokens // self._rows.tokens.shape[1], fitting))
 
     def loss_of(self, indices: Sequence[int], rows: Rows) -> Tensor:

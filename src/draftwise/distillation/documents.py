@@ -132,6 +132,36 @@ def pack_documents(documents: Sequence[Document], length: int) -> Rows:
     return Rows(*(torch.from_numpy(array) for array in arrays))
 
 
+@dataclass(frozen=True)
+class Unpacked:
+    """Places of packed documents in rows of their own, which padding follows.
+
+    Attributes:
+        rows: ``[rows, length]`` the document's row of each token.
+        columns: ``[rows, length]`` its place there.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, packed: Rows) -> Unpacked:
+        """The places of all documents; padding counts as a document."""
+        begins = packed.positions == 0
+        return cls(begins.flatten().cumsum(0).view(begins.shape) - 1, packed.positions)
+
+    def inputs(self, packed: Rows) -> tuple[Tensor, Tensor]:
+        """``[documents, longest]`` tokens and positions."""
+        shape = int(self.rows.max()) + 1, int(self.columns.max()) + 1
+        tokens = packed.tokens.new_zeros(shape)
+        tokens[self.rows, self.columns] = packed.tokens
+        return tokens, torch.arange(shape[1], device=tokens.device).expand(shape)
+
+    def packed(self, x: Tensor) -> Tensor:
+        """``[documents, longest, hidden]`` -> ``[rows, length, hidden]``."""
+        return x[self.rows, self.columns]
+
+
 class RowStream:
     """Infinite stream of row numbers; every epoch visits all rows in an order of its own.
 

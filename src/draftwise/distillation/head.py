@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.heads import HeadConfig
-from draftwise.distillation.speculators import common_config, head_tensors
-from draftwise.distillation.trained_head import MLP, RMSNorm, TrainedHead, rotate
+from draftwise.distillation.speculators import common_config
+from draftwise.distillation.trained_head import MLP, RMSNorm, TrainedHead
 from draftwise.errors import UnsupportedModelError
-
-__all__ = ["Eagle3Head", "head_tensors", "rotate", "speculators_config"]
 
 _ROLE = "draft"
 

@@ -29,6 +29,7 @@ from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
 from draftwise.distillation.exit import ExitRecipe
 from draftwise.distillation.model import ModelRecipe
+from draftwise.distillation.mtp import MtpRecipe
 from draftwise.distillation.recipe import Recipe
 from draftwise.distillation.settings import Machine, TrainingSettings
 from draftwise.distillation.target import check_target
@@ -44,6 +45,7 @@ RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
         "model": ModelRecipe,
         "companion": CompanionRecipe,
         "exit": ExitRecipe,
+        "mtp": MtpRecipe,
         "dflash": DFlashRecipe,
         "dspark": DSparkRecipe,
     }

@@ -12,19 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.checkpoints.exits.files import find_exit
-from draftwise.checkpoints.exits.names import exit_layers
+from draftwise.checkpoints.exits.files import names_exit
 from draftwise.checkpoints.heads import HeadConfig, HeadWeights, read_head
+from draftwise.checkpoints.mtp import drafts_with_mtp
 from draftwise.checkpoints.support import context_length
 from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.eagle3 import chain_logits_of_head
 from draftwise.distillation.evaluation import ChainLogits
-from draftwise.distillation.start import (
-    check_head,
-    continued_head,
-    embedding_of,
-)
+from draftwise.distillation.start import check_head, continued_head, embedding_of
 from draftwise.distillation.target import check_precision, read_config
 from draftwise.distillation.tasks import along_text
 from draftwise.distillation.teacher import Reading, Teacher, load_teacher
@@ -125,8 +121,8 @@ def _find_head(name: str) -> Path | None:
         UnsupportedModelError: the model is quantised.
         ModelNotFoundError: there is no such folder or hub model.
     """
-    is_exit = exit_layers(name, _ROLE) is not None or find_exit(name) is not None
-    if is_exit or name in MODEL_FREE_DRAFTS:
+    is_part = names_exit(name, _ROLE) or drafts_with_mtp(name)
+    if is_part or name in MODEL_FREE_DRAFTS:
         raise InvalidParameterError(_ROLE, f"must be a model or an EAGLE-3 head, got {name!r}")
     check_precision(name, _ROLE)
     return find_named_head(name)

@@ -33,6 +33,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "model": ("num_layers", "hidden_size"),
         "companion": ("num_layers", "hidden_size", "draft"),
         "exit": ("exit", "adapter_rank"),
+        "mtp": ("num_steps", "state_gib", "start_from"),
         "dflash": _OF_BLOCKS,
         "dspark": (*_OF_BLOCKS, "markov", "markov_rank"),
     }
@@ -89,14 +90,16 @@ class TrainingSettings:
             them.
         draft_vocab: number of tokens that the head proposes.
         layers: hidden states that the head reads; ``None`` for the default of the target's depth.
-        num_steps: tokens that a head drafts in a row during training (training-time test).
+        num_steps: tokens that a head or an MTP layer drafts in a row during training (training-time
+            test).
         loss: name of a loss of :data:`draftwise.training.losses.LOSSES`; of heads that draft blocks
             one of :data:`draftwise.distillation.block_task.BLOCK_LOSSES`.
         learning_rate: peak learning rate of both optimisers.
         batch_tokens: tokens per optimiser step; ``None`` for the default of the run's length.
         state_gib: memory for the target's states, in GiB.
         seed: seed of all random numbers.
-        start_from: folder of a head to continue; ``None`` for a new one.
+        start_from: folder of a head or an MTP layer to continue; ``None`` for a new one, or for the
+            target's own MTP layer.
         num_layers: layers of a model, of a companion or of a head that drafts blocks.
         hidden_size: hidden size of a model or companion; a multiple of 64.
         draft: the draft that a companion will score; ``None`` if none is named.

@@ -15,7 +15,7 @@ from draftwise.training.losses import Loss, mean_loss
 from draftwise.training.schedule import Schedule
 
 # Bytes of the logits of one pass, with and without gradients alike.
-_MAX_LOGIT_BYTES = 2**28
+MAX_LOGIT_BYTES = 2**28
 
 Trained = TypeVar("Trained", bound=nn.Module)
 
@@ -105,7 +105,7 @@ class PositionTask(RowTask[Trained]):
     def rows_per_pass(self) -> int:
         """As many as have logits that fit in memory."""
         length = self._rows.tokens.shape[1]
-        return max(1, _MAX_LOGIT_BYTES // (4 * length * self._teacher.vocab_size))
+        return max(1, MAX_LOGIT_BYTES // (4 * length * self._teacher.vocab_size))
 
     def loss_of(self, indices: Sequence[int], rows: Rows) -> Tensor:
         """Mean loss of the positions whose next token is one of an answer or a text."""

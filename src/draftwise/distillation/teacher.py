@@ -18,7 +18,7 @@ from draftwise.checkpoints.quiet import quiet_transformers
 from draftwise.checkpoints.source import locate_files
 from draftwise.checkpoints.stored.completeness import check_complete
 from draftwise.checkpoints.stored.loading import load_checkpoint
-from draftwise.distillation.documents import Rows
+from draftwise.distillation.documents import Rows, Unpacked
 from draftwise.distillation.target import check_layers
 from draftwise.errors import UnsupportedModelError
 
@@ -93,6 +93,7 @@ class Teacher:
         check_layers(layers, self.num_layers)
         self.layers = tuple(layers)
         self._cached_rows: tuple[Tensor, Tensor] | None = None
+        self._is_recurrent = bool(getattr(model, "_is_stateful", False))
         self._transform = self._find_transform()
 
     @property
@@ -127,14 +128,19 @@ class Teacher:
         """Compute packed rows, each document on its own."""
         captured: dict[int, Tensor] = {}
         hooks = [self._capture(layer, captured) for layer in self.layers]
+        # Attention keeps packed documents apart by their positions, and recurrent layers do not.
+        alone = Unpacked.of(rows) if self._is_recurrent else None
+        tokens, positions = (rows.tokens, rows.positions) if alone is None else alone.inputs(rows)
         try:
             final = self._model.base_model(
-                input_ids=rows.tokens, position_ids=rows.positions, use_cache=False
+                input_ids=tokens, position_ids=positions, use_cache=False
             ).last_hidden_state
         finally:
             for hook in hooks:
                 hook.remove()
         states = [captured[layer] for layer in self.layers]
+        if alone is not None:
+            states, final = [alone.packed(each) for each in states], alone.packed(final)
         return Reading(torch.cat(states, dim=-1) if states else final[..., :0], final)
 
     def read_trimmed(self, rows: Rows) -> Reading:
@@ -194,9 +200,18 @@ class Teacher:
 
         The final norm and the projection are the target's.
         """
+        final = self._model.base_model.norm(stream.to(self._head.weight.dtype))
+        return self.logits_with_gradient(final)
+
+    def logits_with_gradient(self, final: Tensor) -> Tensor:
+        """Logits ``[..., vocab]`` of what the projection reads, ``[..., hidden]``."""
         weight, bias = self._head.weight, getattr(self._head, "bias", None)
-        final = self._model.base_model.norm(stream.to(weight.dtype))
-        return self._transform(nn.functional.linear(final, weight, bias))
+        return self._transform(nn.functional.linear(final.to(weight.dtype), weight, bias))
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers."""
+        return self._model
 
     @torch.no_grad()
     def normalizers(self, final: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from draftwise.distillation.documents import Rows, shifted
-from draftwise.distillation.head import Eagle3Head, rotate
+from draftwise.distillation.head import Eagle3Head
+from draftwise.distillation.trained_head import rotate
 
 
 def unroll(
@@ -77,7 +78,7 @@ def unroll(
             own_keys.append(chains.spread(keys).transpose(1, 2))
             own_values.append(chains.spread(values).transpose(1, 2))
         queries = chains.spread(rotated(attention.q_proj(wide), positions + depth))
-        attended = _attend(queries, true_keys, true_values, own_keys, own_values, mask)
+        attended = attend_chains(queries, true_keys, true_values, own_keys, own_values, mask)
         out = head.leave(chains.gather(attended), residual)
         yield out
         g = head.chained(out)
@@ -132,33 +133,35 @@ class _Chains:
         return mask.masked_fill_(~(same & causal), float("-inf")).unsqueeze(1)
 
 
-def _attend(
+def attend_chains(
     queries: Tensor,
     true_keys: Tensor,
     true_values: Tensor,
     own_keys: list[Tensor],
     own_values: list[Tensor],
     mask: Tensor,
+    scaling: float | None = None,
 ) -> Tensor:
     """Attention to the true states up to each position, and to the chain's own steps.
 
     Args:
         queries: ``[rows, width, heads, head_size]``.
         true_keys: ``[rows, kv_heads, length, head_size]``.
-        true_values: the same shape.
+        true_values: ``[rows, kv_heads, length, value_size]``.
         own_keys: ``[rows, kv_heads, width, head_size]`` keys of each own step; a query reads those
             of its own chain only.
         own_values: their values.
         mask: ``[rows, 1, width, length]``.
+        scaling: factor of the scores; ``None`` for 1 / √head_size.
 
     Returns:
-        ``[rows, width, heads * head_size]``.
+        ``[rows, width, heads * value_size]``.
     """
-    num_rows, width, num_heads, head_size = queries.shape
+    num_rows, width, _, head_size = queries.shape
     num_kv_heads, length = true_keys.shape[1:3]
     # Heads that share keys are folded into the query length.
     folded = queries.view(num_rows, width, num_kv_heads, -1, head_size)
-    folded = folded.permute(0, 2, 3, 1, 4) * head_size**-0.5
+    folded = folded.permute(0, 2, 3, 1, 4) * (head_size**-0.5 if scaling is None else scaling)
     flat = folded.reshape(num_rows, num_kv_heads, -1, head_size)
     scores = (flat @ true_keys.transpose(-1, -2)).view(*folded.shape[:4], length)
     scores = scores.float() + mask.unsqueeze(1)
@@ -167,8 +170,8 @@ def _attend(
         scores = torch.cat([scores, *(each.float() for each in own)], dim=-1)
     weights = scores.softmax(dim=-1).to(true_values.dtype)
     true = weights[..., :length].reshape(*flat.shape[:3], length) @ true_values
-    attended: Tensor = true.view(folded.shape)
+    attended: Tensor = true.view(*folded.shape[:4], -1)
     for index, values in enumerate(own_values):
         attended = attended + weights[..., length + index, None] * values.unsqueeze(2)
     attended = attended.permute(0, 3, 1, 2, 4)
-    return attended.reshape(num_rows, width, num_heads * head_size)
+    return attended.reshape(num_rows, width, -1)

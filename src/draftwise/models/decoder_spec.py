@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,33 @@ class Scoring(StrEnum):
     SIGMOID = "sigmoid"
 
 
+class ExpertBiases(NamedTuple):
+    """What is added to the products of experts.
+
+    Attributes:
+        router: ``[experts]`` float32.
+        gate, up: ``[experts, inner]`` float32.
+        down: ``[experts, hidden]`` float32.
+    """
+
+    router: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class GateLimits(NamedTuple):
+    """The gate of gpt-oss, (up + 1) · gate · sigmoid(slope · gate).
+
+    Attributes:
+        limit: the gate is at most this, and the up projection within ± this.
+        slope: see above.
+    """
+
+    limit: float
+    slope: float
+
+
 @dataclass(frozen=True)
 class ExpertsSpec:
     """Experts (Shazeer et al. 2017), of which each token chooses those with the highest scores.
@@ -65,8 +92,9 @@ class ExpertsSpec:
     each times its score.
 
     Attributes:
-        module: holds the weights: ``gate_up_proj [experts, 2 * inner, hidden]`` and ``down_proj
-            [experts, hidden, inner]``, or what they are made of (``stored_experts``).
+        module: holds the weights; see :meth:`matrices`. Or what they are made of
+            (``stored_experts``).
+        inner_size: size of an expert's gate.
         router: ``[experts, hidden]`` float32.
         num_chosen: experts of a token.
         scoring: how the scores are computed.
@@ -76,9 +104,14 @@ class ExpertsSpec:
         scale: factor of the scores after that.
         shared_gate: ``[hidden]`` float32; the sigmoid of its product with a token's row is the
             factor of the feed-forward block that all tokens use. ``None`` for a factor of 1.
+        biases: what is added to the products; ``None`` for nothing.
+        limits: those of the gate of gpt-oss; ``None`` for the activation of the model.
+        is_transposed: whether the weights are ``[experts, inputs, outputs]``, those of gate and up
+            projection in turn.
     """
 
     module: nn.Module
+    inner_size: int
     router: Tensor
     num_chosen: int
     scoring: Scoring
@@ -86,13 +119,18 @@ class ExpertsSpec:
     normalises: bool
     scale: float
     shared_gate: Tensor | None
+    biases: ExpertBiases | None = None
+    limits: GateLimits | None = None
+    is_transposed: bool = False
 
-    @property
-    def inner_size(self) -> int:
-        """Size of an expert's gate."""
+    def matrices(self, expert: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The gate and up projection ``[inner, hidden]`` and the down projection of an expert."""
         own: Any = self.module
-        size: int = own.down_proj.shape[2]
-        return size
+        gate_up, down = own.gate_up_proj[expert].detach(), own.down_proj[expert].detach()
+        if self.is_transposed:
+            return gate_up.T[::2], gate_up.T[1::2], down.T
+        gate, up = gate_up.chunk(2)
+        return gate, up, down
 
 
 @dataclass(frozen=True)
@@ -117,6 +155,7 @@ class LayerSpec:
             layer does not rotate.
         experts: experts of which each token chooses some. Their output is added to that of the
             feed-forward block, if the layer has both. ``None`` for none.
+        sinks: ``[heads]`` float32 scores of attention sinks; ``None`` for none.
     """
 
     qkv: tuple[nn.Linear, ...]
@@ -131,6 +170,7 @@ class LayerSpec:
     k_norm: NormSpec | None
     rotary: str | None
     experts: ExpertsSpec | None = None
+    sinks: Tensor | None = None
 
     @property
     def linear_layers(self) -> tuple[nn.Linear, ...]:
@@ -161,7 +201,10 @@ class RotaryTable:
         self._module = module
         self._arguments = () if layer_type is None else (layer_type,)
         cos, _ = self._call(torch.zeros(1, 1, dtype=torch.long, device=_device(module)))
-        self.size = cos.shape[-1]
+        frequencies = getattr(module, "inv_freq", None)
+        # Modules return the angles of all rotated numbers, or like gpt-oss of each pair.
+        of_pairs = isinstance(frequencies, Tensor) and len(frequencies) == cos.shape[-1]
+        self.size = cos.shape[-1] * (2 if of_pairs else 1)
 
     @property
     def is_dynamic(self) -> bool:
@@ -301,6 +344,7 @@ _FAMILIES = {
     "Qwen3MoeForCausalLM": _LLAMA,
     "OlmoeForCausalLM": _LLAMA,
     "Glm4MoeForCausalLM": _LLAMA,
+    "GptOssForCausalLM": _LLAMA,
 }
 DESCRIBED_ARCHITECTURES = frozenset(_FAMILIES)
 
@@ -430,15 +474,19 @@ def _layer(layer: Any, family: _Family, config: Any) -> LayerSpec:
         norm(attention, "k_norm"),
         _rotary_key(attention, config),
         experts,
+        attention.sinks.detach().float() if hasattr(attention, "sinks") else None,
     )
 
 
 def _experts(block: Any) -> ExpertsSpec:
-    router = block.gate
+    module = block.experts
+    router = block.gate if hasattr(block, "gate") else block.router
     correction = getattr(router, "e_score_correction_bias", None)
     shared_gate = getattr(block, "shared_expert_gate", None)
+    is_transposed = hasattr(module, "limit")  # those of gpt-oss
     return ExpertsSpec(
-        block.experts,
+        module,
+        module.down_proj.shape[1 if is_transposed else 2],
         router.weight.detach().float(),
         router.top_k,
         # Families that correct the scores have those of a sigmoid.
@@ -448,7 +496,17 @@ def _experts(block: Any) -> ExpertsSpec:
         getattr(router, "norm_topk_prob", True),
         getattr(router, "routed_scaling_factor", 1.0),
         None if shared_gate is None else shared_gate.weight.detach().float()[0],
+        _biases(module, router) if is_transposed else None,
+        GateLimits(module.limit, module.alpha) if is_transposed else None,
+        is_transposed,
     )
+
+
+def _biases(module: Any, router: Any) -> ExpertBiases:
+    """Those of gpt-oss, which has the gate and the up projection in turn."""
+    gate_up = module.gate_up_proj_bias.detach().float()
+    down = module.down_proj_bias.detach().float()
+    return ExpertBiases(router.bias.detach().float(), gate_up[:, ::2], gate_up[:, 1::2], down)
 
 
 def _norm(norm: Any, family: _Family) -> NormSpec:

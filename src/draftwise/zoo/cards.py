@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import LlamaConfig
+from transformers import PreTrainedConfig
 
 from draftwise.zoo.recipe import Stage
-from draftwise.zoo.training import CONTINUATIONS
+from draftwise.zoo.training import CONTINUATIONS, MTP_WEIGHT
 
 _SOURCES = {
     "stdlib": ("standard library of Python, without its tests", "PSF-2.0"),
@@ -29,18 +29,41 @@ _ROLES = {
     ),
     "spare": "A third small model, of another shape, seed and data order; trained on text only.",
     "mid": "A model between draft and target in size, distilled from the target.",
+    "hybrid": (
+        "A target with recurrent layers and a draft of its own (MTP), distilled from the target.\n"
+        "It began with weights of the target: embeddings, feed-forward blocks and projections of\n"
+        "attention, as in The Mamba in the Llama (Wang et al. 2024, arXiv:2408.15237)."
+    ),
 }
 
 _DISTILLATION = """
 ## Distillation
 
 The first {text:,} tokens are ordinary training on text. The rest of the training minimises the
-forward KL divergence from the target's distribution at temperature 1. Its data are training text
+forward KL divergence from the target's distribution at temperature 1. {data}
+"""
+
+_CONTINUATIONS = """Its data are training text
 and {number:,} continuations of training prompts, of {length} tokens each, sampled from the target
 ({share:.0%} of the rows, {epochs:.0f} epochs), as in DistillSpec (Zhou et al., ICLR 2024,
 arXiv:2310.08461) with fixed data. The paper's on-policy variant, in which the student samples the
-continuations, is not used.
+continuations, is not used."""
+
+
+_MTP = """
+The MTP layer was trained with the model, with weight {weight:g}, to give the model's own
+distribution of the token after the next one. Its mean acceptance by the model, Σ min(p, q) at
+temperature 1 on held-out text, is {acceptance:.3f}.
 """
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    if config.model_type == "llama":
+        return "Llama architecture with tied embeddings"
+    return (
+        "Qwen3.5 architecture with tied embeddings, three layers with a gated delta net to one\n"
+        "with attention, and one MTP layer"
+    )
 
 
 def _portable_command(command: str) -> str:
@@ -88,10 +111,11 @@ def _score_table(
 
 def model_card(
     stage: Stage,
-    config: LlamaConfig,
+    config: PreTrainedConfig,
     metrics: Mapping[str, Any],
     losses: Mapping[str, float],
     acceptance: Mapping[str, float] | None,
+    mtp_acceptance: float | None = None,
     remark: str = "",
 ) -> str:
     """Return the README of one model.
@@ -104,6 +128,8 @@ def model_card(
             held-out documents, in nats per token.
         acceptance: their ``acceptance`` and ``acceptance/<source>`` on held-out documents, and
             ``acceptance/continuations`` on text sampled from the target. ``None`` for the target.
+        mtp_acceptance: the mean acceptance of the MTP layer by the model itself; ``None`` without
+            one.
         remark: an additional paragraph.
     """
     name = stage.name
@@ -113,15 +139,19 @@ def model_card(
             "Acceptance is the mean over positions of Σ min(p, q), p from the bundled target and "
             "q from\nthis model, both at temperature 1.\n"
         )
+    if mtp_acceptance is not None:
+        explanation += _MTP.format(acceptance=mtp_acceptance, weight=MTP_WEIGHT)
     distillation = ""
     if stage.distillation is not None:
-        distillation = _DISTILLATION.format(
-            text=metrics["num_text_tokens"],
-            number=stage.distillation.num_continuations,
-            length=stage.distillation.continuation_length,
-            share=stage.distillation.continuation_share,
-            epochs=metrics["epochs"][CONTINUATIONS],
-        )
+        plan, data = stage.distillation, "Its data are training text."
+        if plan.continuation_share:
+            data = _CONTINUATIONS.format(
+                number=plan.num_continuations,
+                length=plan.continuation_length,
+                share=plan.continuation_share,
+                epochs=metrics["epochs"][CONTINUATIONS],
+            )
+        distillation = _DISTILLATION.format(text=metrics["num_text_tokens"], data=data)
     notes = f"\n{remark.strip()}\n" if remark.strip() else ""
     versions = ", ".join(f"{key} {value}" for key, value in metrics["versions"].items())
     return f"""---
@@ -139,7 +169,7 @@ tags: [draftwise, speculative-decoding]
 model for studying speculation on any machine. Its text is not fit for use: it is often wrong, and
 it has not been evaluated for bias or harm.
 
-Llama architecture with tied embeddings, vocabulary {config.vocab_size}, context of
+{_architecture(config)}, vocabulary {config.vocab_size}, context of
 {config.max_position_embeddings} tokens: hidden size {config.hidden_size},
 {config.num_hidden_layers} layers, {config.num_attention_heads} heads of {config.head_dim} with
 {config.num_key_value_heads} for keys and values, MLP {config.intermediate_size}. The weights are

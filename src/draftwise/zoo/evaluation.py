@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from draftwise.devices import has_fast_bfloat16
+from draftwise.zoo.hybrid import Hybrid
 from draftwise.zoo.tokens import TokenRows, Tokens, held_out_rows
 
 _ROWS_PER_BATCH = 8
 
 
-def mean_loss(model: LlamaForCausalLM, rows: TokenRows) -> float:
+def mean_loss(model: PreTrainedModel, rows: TokenRows) -> float:
     """Cross entropy in nats per token over ``rows`` [num_rows, length + 1]."""
     model.eval()
     total, count = 0.0, 0
@@ -28,7 +29,7 @@ def mean_loss(model: LlamaForCausalLM, rows: TokenRows) -> float:
 
 
 def mean_acceptance(
-    draft: LlamaForCausalLM, target: LlamaForCausalLM, rows: TokenRows, *, first: int = 0
+    draft: PreTrainedModel, target: PreTrainedModel, rows: TokenRows, *, first: int = 0
 ) -> float:
     """Mean of Σ min(p, q) at temperature 1, over the predictions from position ``first`` on.
 
@@ -41,6 +42,24 @@ def mean_acceptance(
         p = _logits(target, batch[:, :-1]).softmax(-1)
         q = _logits(draft, batch[:, :-1]).softmax(-1)
         overlap = torch.minimum(p, q).sum(-1)[:, first:]
+        total += float(overlap.sum())
+        count += overlap.numel()
+    return total / max(count, 1)
+
+
+@torch.no_grad()
+def mean_mtp_acceptance(model: Hybrid, rows: TokenRows) -> float:
+    """Mean of Σ min(p, q) at temperature 1, p from a model and q from its MTP layer.
+
+    rows: [num_rows, length + 1]. The last token of each row is not an input.
+    """
+    model.eval()
+    total, count = 0.0, 0
+    for batch in _batches(rows, model.device):
+        with _autocast(model.device):
+            logits, second = model.both(batch[:, :-1])
+        p, q = logits[:, 1:].float().softmax(-1), second.float().softmax(-1)
+        overlap = torch.minimum(p, q).sum(-1)
         total += float(overlap.sum())
         count += overlap.numel()
     return total / max(count, 1)
@@ -80,9 +99,12 @@ def _batches(rows: TokenRows, device: torch.device) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def _logits(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
+def _logits(model: PreTrainedModel, inputs: Tensor) -> Tensor:
     """``[rows, length, vocab]`` float32 logits, with bfloat16 autocast where that is fast."""
-    use_bfloat16 = has_fast_bfloat16(inputs.device)
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=use_bfloat16):
+    with _autocast(inputs.device):
         logits: Tensor = model(input_ids=inputs, use_cache=False).logits
     return logits.float()
+
+
+def _autocast(device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bfloat16(device))

@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.devices import resolve_device
 from draftwise.zoo.cards import model_card
-from draftwise.zoo.evaluation import by_source, mean_acceptance, mean_loss
+from draftwise.zoo.evaluation import by_source, mean_acceptance, mean_loss, mean_mtp_acceptance
+from draftwise.zoo.hybrid import Hybrid
+from draftwise.zoo.models import load_model, save_model
 from draftwise.zoo.recipe import STAGES
 from draftwise.zoo.tokenizer import load_tokenizer
 from draftwise.zoo.tokens import PackedStream, load_corpus
@@ -33,8 +35,8 @@ _NUM_CONTINUATIONS = 96
 _MACHINE_KEYS = ("is_local", "local_files_only", "backend")
 
 
-def _load(runs: Path, name: str, device: torch.device) -> LlamaForCausalLM:
-    model = LlamaForCausalLM.from_pretrained(str(runs / name / "model"), dtype=torch.bfloat16)
+def _load(runs: Path, name: str, device: torch.device) -> PreTrainedModel:
+    model = load_model(STAGES[name], runs / name / "model", torch.bfloat16)
     return model.to(device).eval()
 
 
@@ -48,13 +50,13 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def write_model(
-    folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast | None, card: str
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, card: str
 ) -> None:
     """Replace ``folder`` by one exported model, with a tokenizer if one is given."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    model.save_pretrained(str(temporary))
+    save_model(model, temporary)
     if tokenizer is not None:
         _save_tokenizer(tokenizer, temporary)
     (temporary / "README.md").write_text(card, encoding="utf-8")
@@ -92,11 +94,17 @@ def export(runs: Path, destination: Path, device: torch.device) -> None:
             acceptance["acceptance/continuations"] = mean_acceptance(
                 model, target, continuations, first=_PROMPT_LENGTH - 1
             )
+        mtp_acceptance = None
+        if isinstance(model, Hybrid):
+            mtp = by_source(
+                "mtp", partial(mean_mtp_acceptance, model), corpus.held_out, stage.mixture, 32_768
+            )
+            mtp_acceptance = mtp["mtp"]
         metrics = json.loads(metrics_path.read_text(encoding="utf-8"))
         # A manual remark about the run, such as an interruption, is added to the card.
         remark_path = runs / name / "remark.md"
         remark = remark_path.read_text(encoding="utf-8") if remark_path.exists() else ""
-        card = model_card(stage, model.config, metrics, losses, acceptance, remark)
+        card = model_card(stage, model.config, metrics, losses, acceptance, mtp_acceptance, remark)
         is_shared = destination == WEIGHTS and name != "target"
         write_model(destination / name, model, None if is_shared else tokenizer, card)
         scores = {key: round(value, 4) for key, value in {**losses, **(acceptance or {})}.items()}

@@ -1,4 +1,4 @@
-"""Enlarge a Llama checkpoint without changing its function.
+"""Enlarge a checkpoint of Llama or Qwen3.5 without changing its function.
 
 Speculative decoding is studied with a target that generates sensible text at the cost of a large
 model. This module makes such a target from a small trained checkpoint. It replicates the residual
@@ -10,8 +10,12 @@ stream, the attention heads and the MLP units, and adds layers whose output is z
 - A matrix that writes to x' contains the source's rows in every row block. Its columns, over the
   replicated heads or units, are multiplied by coefficients in the same way.
 - Tied embeddings both read and write x'. Their rows are replicated, and the coefficients of the
-  output side are part of the weight of the final norm.
-- An added layer has random q, k, v, gate and up projections, and zero o and down projections.
+  output side are part of the weight of the final norm. Qwen3.5 adds 1 to this weight, so its
+  embeddings are not tied any more.
+- A gated delta net has more heads, each with its convolutions and its decay. The norms of queries,
+  keys and outputs are norms of a head, so they stay. The MTP layer is replicated as well.
+- An added layer has random projections, but those that write to x' are zero. A Qwen3.5 gets whole
+  periods of layers.
 
 The output differs from the source's only by float32 rounding. The speed is that of a model of the
 new size. Results obtained with an inflated model must be labelled as such. Its configuration has
@@ -29,22 +33,35 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
+from draftwise.training.mtp import is_mtp_tensor
 from draftwise.zoo.inflation_plan import (
+    HYBRID,
     INFLATE_VERSION,
     InflationPlan,
     choose_plan,
+    inflated_positions,
+    is_hybrid,
+    is_tied,
     parse_num_parameters,
+    period_of,
 )
 
 _INITIAL_STANDARD_DEVIATION = 0.02
 _LAYER = "model.layers."
-_WRITES_STREAM = ("o_proj", "down_proj")
-_READS_STREAM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_MTP, _MTP_LAYER = "mtp.", "mtp.layers.0."
+_WRITES_STREAM = ("o_proj", "down_proj", "out_proj")
+_READS_STREAM = (
+    *("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
+    *("in_proj_z", "in_proj_a", "in_proj_b"),
+)
+# Queries, keys and values of a delta net, one after the other.
+_CONVOLVED = ("in_proj_qkv", "conv1d")
+_NORMS_OF_A_HEAD = ("q_norm", "k_norm", "norm")
 
 
 def power_of_two_coefficients(count: int) -> list[float]:
@@ -80,21 +97,26 @@ def repeat(weight: Tensor, copies: int, streams: int = 1) -> Tensor:
 
 
 def replicate_layer(
-    weights: Mapping[str, Tensor], plan: InflationPlan, streams: int = 1
+    weights: Mapping[str, Tensor], plan: InflationPlan, streams: int = 1, parts: Sequence[int] = ()
 ) -> dict[str, Tensor]:
-    """Replicate a decoder layer in the format of Llama.
+    """Replicate a decoder layer in the format of Llama or Qwen3.5.
 
     Args:
         weights: its tensors by name, such as ``self_attn.q_proj.weight``.
         plan: numbers of copies.
         streams: number of streams that its attention reads side by side.
+        parts: sizes of queries, keys and values of a delta net.
     """
     result = {}
     for name, weight in weights.items():
         module, kind = name.rsplit(".", 2)[-2:]
         inner = plan.num_mlp_copies if "mlp." in name else plan.num_copies
-        if module in ("q_norm", "k_norm"):
-            result[name] = weight  # a norm of each head
+        if module in _NORMS_OF_A_HEAD:
+            result[name] = weight
+        elif module in _CONVOLVED:
+            width = weight if module == "conv1d" else read_copies(weight, plan.num_copies)
+            pieces = [repeat(each, plan.num_copies) for each in torch.split(width, list(parts))]
+            result[name] = torch.cat(pieces)
         elif module in _WRITES_STREAM:
             width = weight if kind == "bias" else read_copies(weight, inner)
             result[name] = repeat(width, plan.num_copies)
@@ -106,11 +128,6 @@ def replicate_layer(
         else:
             result[name] = repeat(weight, plan.num_copies)
     return result
-
-
-def source_layer_positions(num_source: int, num_layers: int) -> tuple[int, ...]:
-    """Indices of the source's layers among ``num_layers``: evenly spread, ending with the last."""
-    return tuple((i + 1) * num_layers // num_source - 1 for i in range(num_source))
 
 
 def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -128,42 +145,81 @@ def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> d
 
 
 def inflate_weights(
-    weights: Mapping[str, Tensor], config: LlamaConfig, plan: InflationPlan, seed: int
+    weights: Mapping[str, Tensor], config: PreTrainedConfig, plan: InflationPlan, seed: int
 ) -> dict[str, Tensor]:
-    """Return the state dict of the inflated model in the same dtype, without a tied head."""
+    """Return the tensors of the inflated model in the same dtype, without a tied head."""
     generator = torch.Generator().manual_seed(seed)
     copies = plan.num_copies
     norm = weights["model.norm.weight"]
     embedding = torch.cat([weights["model.embed_tokens.weight"]] * copies, dim=1)
     result = {"model.embed_tokens.weight": embedding}
-    if config.tie_word_embeddings:
+    if is_tied(config, copies):
         coefficients = power_of_two_coefficients(copies)
         result["model.norm.weight"] = torch.cat([norm * c for c in coefficients])
     else:
         result["model.norm.weight"] = repeat(norm, copies)
         result["lm_head.weight"] = read_copies(weights["lm_head.weight"], copies)
-    positions = source_layer_positions(config.num_hidden_layers, plan.num_layers)
+    positions = inflated_positions(config, plan.num_layers)
+    parts = _parts(config)
     inflated = {}
     for source, position in enumerate(positions):
-        prefix = f"{_LAYER}{source}."
-        layer = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        inflated[position] = replicate_layer(layer, plan)
+        layer = _beginning_with(f"{_LAYER}{source}.", weights)
+        inflated[position] = replicate_layer(layer, plan, parts=parts)
     for position in range(plan.num_layers):
-        layer = inflated.get(position) or _identity_layer(inflated[positions[0]], generator)
+        like = inflated[positions[position % period_of(config)]]
+        layer = inflated.get(position) or _identity_layer(like, generator)
         result.update({f"{_LAYER}{position}.{name}": weight for name, weight in layer.items()})
+    result.update(_replicated_mtp(_beginning_with(_MTP, weights), plan))
     return {name: weight.contiguous() for name, weight in result.items()}
 
 
-def _load_source(source: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
+def _replicated_mtp(weights: Mapping[str, Tensor], plan: InflationPlan) -> dict[str, Tensor]:
+    """The tensors of an MTP layer, if there is one; it reads an embedding and a state."""
+    inner = _beginning_with(_MTP_LAYER.removeprefix(_MTP), weights)
+    result = {_MTP_LAYER + name: each for name, each in replicate_layer(inner, plan).items()}
+    for name, weight in weights.items():
+        if not (_MTP + name).startswith(_MTP_LAYER):
+            width = weight if weight.ndim == 1 else read_copies(weight, plan.num_copies, 2)
+            result[_MTP + name] = repeat(width, plan.num_copies)
+    return result
+
+
+def _beginning_with(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix)
+    }
+
+
+def _parts(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Sizes of the queries, keys and values of a delta net; none without one."""
+    if not is_hybrid(config):
+        return ()
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    return keys, keys, config.linear_num_value_heads * config.linear_value_head_dim
+
+
+def _load_source(source: Path) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
     if not (source / "config.json").is_file():
         raise ModelNotFoundError("source", f"{source} is not a model folder: it has no config.json")
     config = AutoConfig.from_pretrained(str(source))
-    if config.model_type != "llama":
+    if config.model_type not in ("llama", HYBRID):
         raise UnsupportedModelError(
-            "source", f"only Llama checkpoints can be inflated; {source} is a {config.model_type}"
+            "source",
+            "only checkpoints of Llama and of the text part of Qwen3.5 can be inflated; "
+            f"{source} is a {config.model_type}",
         )
+    period = period_of(config)
+    kinds = getattr(config, "layer_types", None) or []
+    if kinds != kinds[:period] * (len(kinds) // period):
+        raise UnsupportedModelError("source", f"the layers of {source} do not repeat in periods")
     model = AutoModelForCausalLM.from_pretrained(str(source), dtype="auto")
-    return config, dict(model.state_dict())
+    # A model is loaded without its MTP layer.
+    stored = [load_file(file) for file in sorted(source.glob("*.safetensors"))]
+    mtp = {name: each for file in stored for name, each in file.items() if is_mtp_tensor(name)}
+    return config, {**model.state_dict(), **mtp}
 
 
 @dataclass(frozen=True)
@@ -182,11 +238,17 @@ class InflationReport:
 
 
 def _write_config(
-    source: Path, destination: Path, config: LlamaConfig, plan: InflationPlan, label: object
+    source: Path, destination: Path, config: PreTrainedConfig, plan: InflationPlan, label: object
 ) -> None:
     values = json.loads((source / "config.json").read_text(encoding="utf-8"))
     # The loaded configuration also has the values that a file leaves at their defaults.
-    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
+    replicated = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
+    if is_hybrid(config):
+        replicated += ["linear_num_key_heads", "linear_num_value_heads"]
+        period = config.layer_types[: period_of(config)]
+        values["layer_types"] = period * (plan.num_layers // len(period))
+        values["tie_word_embeddings"] = is_tied(config, plan.num_copies)
+    for name in replicated:
         values[name] = getattr(config, name) * plan.num_copies
     values["intermediate_size"] = config.intermediate_size * plan.num_mlp_copies
     values["num_hidden_layers"] = plan.num_layers
@@ -217,8 +279,8 @@ def inflate(source: Path, destination: Path, num_parameters: int, seed: int = 0)
     """Write to ``destination`` a model of about ``num_parameters`` with the function of ``source``.
 
     Both are folders in the format of Hugging Face. The dtype is kept, and tokenizer files are
-    copied. Raises :class:`ModelNotFoundError`, :class:`UnsupportedModelError` (not a Llama) or
-    :class:`InvalidParameterError` (smaller than the source).
+    copied. Raises :class:`ModelNotFoundError`, :class:`UnsupportedModelError` (another
+    architecture) or :class:`InvalidParameterError` (smaller than the source).
     """
     config, weights = _load_source(source)
     plan = choose_plan(config, num_parameters)
@@ -229,12 +291,12 @@ def inflate(source: Path, destination: Path, num_parameters: int, seed: int = 0)
         source_parameters=sum(
             weight.numel()
             for name, weight in weights.items()
-            if not (tied and name == "lm_head.weight")
+            if not ((tied and name == "lm_head.weight") or is_mtp_tensor(name))
         ),
         num_parameters=plan.num_parameters,
         num_copies=plan.num_copies,
         num_mlp_copies=plan.num_mlp_copies,
-        source_layers=source_layer_positions(config.num_hidden_layers, plan.num_layers),
+        source_layers=inflated_positions(config, plan.num_layers),
         num_layers=plan.num_layers,
         hidden_size=config.hidden_size * plan.num_copies,
         seed=seed,
@@ -256,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m draftwise.zoo.inflate",
-        description="Enlarge a Llama checkpoint without changing its function.",
+        description="Enlarge a checkpoint of Llama or Qwen3.5 without changing its function.",
     )
     parser.add_argument("source", type=Path, help="model folder")
     parser.add_argument("destination", type=Path, help="folder to write")

@@ -17,8 +17,13 @@ from torch import Tensor
 from transformers import AutoConfig, LlamaConfig
 
 from draftwise.errors import UnsupportedModelError
-from draftwise.zoo.inflate import read_copies, repeat, replicate_layer, source_layer_positions
-from draftwise.zoo.inflation_plan import INFLATE_VERSION, InflationPlan, choose_plan
+from draftwise.zoo.inflate import read_copies, repeat, replicate_layer
+from draftwise.zoo.inflation_plan import (
+    INFLATE_VERSION,
+    InflationPlan,
+    choose_plan,
+    source_layer_positions,
+)
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _STATES = "eagle_aux_hidden_state_layer_ids"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig
+    from transformers import PreTrainedConfig
 
 # Part of the cache key. Increment it whenever the output of ``inflate`` changes for the same input.
 INFLATE_VERSION = 2
@@ -23,6 +23,8 @@ _IDEAL_ASPECT = 100.0
 _MAX_COPIES = 64
 # The native kernels for large models need widths that are multiples of this.
 _WIDTH_UNIT = 32
+# The type of a dense Qwen3.5, whose layers repeat in periods.
+HYBRID = "qwen3_5_text"
 
 
 def parse_num_parameters(text: str) -> int:
@@ -38,6 +40,11 @@ def parse_num_parameters(text: str) -> int:
     return round(float(match[1]) * _UNITS[match[2]])
 
 
+def source_layer_positions(num_source: int, num_layers: int) -> tuple[int, ...]:
+    """Indices of the source's layers among ``num_layers``: evenly spread, ending with the last."""
+    return tuple((i + 1) * num_layers // num_source - 1 for i in range(num_source))
+
+
 @dataclass(frozen=True)
 class InflationPlan:
     """Replication factors and size of an inflated model.
@@ -47,7 +54,8 @@ class InflationPlan:
             matching widths.
         num_mlp_copies: copies of the MLP's hidden units.
         num_layers: layers of the result; those beyond the source's are identities.
-        num_parameters: parameters of the result, with tied embeddings counted once.
+        num_parameters: parameters of the result, with tied embeddings counted once, and without an
+            MTP layer.
     """
 
     num_copies: int
@@ -56,35 +64,98 @@ class InflationPlan:
     num_parameters: int
 
 
-def count_parameters(config: LlamaConfig, copies: int, mlp_copies: int, num_layers: int) -> int:
-    """Number of parameters of a Llama model with shape ``config`` after replication."""
+def count_parameters(
+    config: PreTrainedConfig, copies: int, mlp_copies: int, num_layers: int
+) -> int:
+    """Number of parameters of a model with shape ``config`` after replication.
+
+    Args:
+        config: configuration of a Llama, or of a dense Qwen3.5, whose MTP layer is not counted.
+        copies: copies of the residual stream.
+        mlp_copies: copies of the units of the MLP.
+        num_layers: layers of the result, a multiple of :func:`period_of` ``config``.
+    """
     hidden: int = config.hidden_size * copies
-    heads = config.num_attention_heads * copies * config.head_dim
-    kv_heads = config.num_key_value_heads * copies * config.head_dim
     mlp = config.intermediate_size * mlp_copies
-    layer = 2 * hidden * heads + 2 * hidden * kv_heads + 3 * hidden * mlp + 2 * hidden
-    if config.attention_bias:
-        layer += heads + 2 * kv_heads + hidden
-    if config.mlp_bias:
-        layer += 2 * mlp + hidden
-    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    size: int = embeddings + num_layers * layer + hidden
+    period = period_of(config)
+    if is_hybrid(config):
+        mixers = _attention_parameters(config, copies, hidden, gated=True)
+        mixers += (period - 1) * _delta_net_parameters(config, copies, hidden)
+    else:
+        mixers = _attention_parameters(config, copies, hidden)
+    rest = 3 * hidden * mlp + 2 * hidden
+    if getattr(config, "mlp_bias", False):
+        rest += 2 * mlp + hidden
+    embeddings = config.vocab_size * hidden * (1 if is_tied(config, copies) else 2)
+    size: int = embeddings + num_layers // period * (mixers + period * rest) + hidden
     return size
 
 
-def _candidates(config: LlamaConfig, num_parameters: int) -> Iterator[InflationPlan]:
+def _attention_parameters(
+    config: PreTrainedConfig, copies: int, hidden: int, gated: bool = False
+) -> int:
+    heads = config.num_attention_heads * copies * config.head_dim
+    kv_heads = config.num_key_value_heads * copies * config.head_dim
+    size: int = 2 * hidden * heads + 2 * hidden * kv_heads
+    if gated:
+        # The gate, and norms of queries and keys.
+        size += hidden * heads + 2 * config.head_dim
+    if config.attention_bias:
+        size += heads + 2 * kv_heads + hidden
+    return size
+
+
+def _delta_net_parameters(config: PreTrainedConfig, copies: int, hidden: int) -> int:
+    heads = config.linear_num_value_heads * copies
+    keys = config.linear_num_key_heads * config.linear_key_head_dim * copies
+    values = heads * config.linear_value_head_dim
+    convolved = 2 * keys + values
+    # Projections; convolutions; what the decays of the heads are made of; the norm of a head.
+    size: int = hidden * (convolved + 2 * values + 2 * heads)
+    size += convolved * config.linear_conv_kernel_dim + 2 * heads + config.linear_value_head_dim
+    return size
+
+
+def is_hybrid(config: PreTrainedConfig) -> bool:
+    """Whether a configuration is that of a dense Qwen3.5."""
+    return bool(config.model_type == HYBRID)
+
+
+def is_tied(config: PreTrainedConfig, copies: int) -> bool:
+    """Whether a replicated model has tied embeddings.
+
+    The final norm of a Qwen3.5 adds 1 to its weight, so it cannot take over the coefficients.
+    """
+    return bool(config.tie_word_embeddings) and (copies == 1 or not is_hybrid(config))
+
+
+def period_of(config: PreTrainedConfig) -> int:
+    """Number of layers after which the kinds of layers repeat."""
+    return config.layer_types.index("full_attention") + 1 if is_hybrid(config) else 1
+
+
+def inflated_positions(config: PreTrainedConfig, num_layers: int) -> tuple[int, ...]:
+    """Indices of the source's layers among ``num_layers``; whole periods stay together."""
+    period = period_of(config)
+    periods = source_layer_positions(config.num_hidden_layers // period, num_layers // period)
+    return tuple(period * index + i for index in periods for i in range(period))
+
+
+def _candidates(config: PreTrainedConfig, num_parameters: int) -> Iterator[InflationPlan]:
+    length = period_of(config)
     for copies in range(1, _MAX_COPIES + 1):
         for mlp_copies in range(max(1, copies - copies // 3), copies + copies // 3 + 1):
             base = count_parameters(config, copies, mlp_copies, 0)
-            layer = count_parameters(config, copies, mlp_copies, 1) - base
-            ideal = (num_parameters - base) / layer
-            for layers in {math.floor(ideal), math.ceil(ideal)}:
+            period = count_parameters(config, copies, mlp_copies, length) - base
+            ideal = (num_parameters - base) / period
+            for periods in {math.floor(ideal), math.ceil(ideal)}:
+                layers = periods * length
                 if layers >= config.num_hidden_layers:
-                    size = base + layers * layer
+                    size = base + periods * period
                     yield InflationPlan(copies, mlp_copies, layers, size)
 
 
-def choose_plan(config: LlamaConfig, num_parameters: int) -> InflationPlan:
+def choose_plan(config: PreTrainedConfig, num_parameters: int) -> InflationPlan:
     """Return a plan close to ``num_parameters`` with the proportions of a typical model.
 
     Raises :class:`InvalidParameterError` if the source is larger than ``num_parameters``.
@@ -108,7 +179,7 @@ def choose_plan(config: LlamaConfig, num_parameters: int) -> InflationPlan:
     return min(plans, key=cost)
 
 
-def _fits_kernels(config: LlamaConfig, plan: InflationPlan) -> bool:
+def _fits_kernels(config: PreTrainedConfig, plan: InflationPlan) -> bool:
     """Whether the widths of the residual stream, the heads and the MLP fit the native kernels."""
     widths = (
         config.hidden_size * plan.num_copies,

@@ -1,7 +1,7 @@
 """Training recipe of every model of the bundled family: shape, data mixture and schedule.
 
-Counts are in tokens, times in minutes. The target and the spare were trained on two CPU cores, and
-the three distilled models on a GPU. The spare and the mid model are not bundled.
+Counts are in tokens, times in minutes. The target, the spare and the hybrid were trained on two CPU
+cores, and the other distilled models on a GPU. The spare and the mid model are not bundled.
 :mod:`draftwise.zoo.train` has options that adapt the schedules to another machine.
 """
 
@@ -16,7 +16,7 @@ from draftwise.training.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, Qwen3_5TextConfig
 
 VOCABULARY_SIZE = 4096
 END_OF_TEXT = "<|endoftext|>"
@@ -64,11 +64,48 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class HybridShape(ModelShape):
+    """Dimensions of a Qwen3.5 with tied embeddings and one MTP layer.
+
+    Three of four layers have a gated delta net. Its heads have the size of those of attention.
+    """
+
+    def config(self) -> Qwen3_5TextConfig:
+        """Return the configuration for :class:`draftwise.zoo.hybrid.Hybrid`."""
+        from transformers import Qwen3_5TextConfig
+
+        return Qwen3_5TextConfig(
+            vocab_size=VOCABULARY_SIZE,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            linear_num_key_heads=self.num_heads,
+            linear_num_value_heads=self.num_heads,
+            linear_key_head_dim=self.head_dim,
+            linear_value_head_dim=self.head_dim,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 1.0,
+            },
+            max_position_embeddings=MAX_POSITIONS,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+            bos_token_id=END_OF_TEXT_ID,
+            eos_token_id=END_OF_TEXT_ID,
+            pad_token_id=END_OF_TEXT_ID,
+        )
+
+
+@dataclass(frozen=True)
 class Distillation:
     """Second phase of a small model's training: forward KL from the target (see ``distill.py``).
 
     ``continuation_share`` is the fraction of rows that are continuations of training prompts,
-    sampled from the target.
+    sampled from the target; 0 for text alone.
     """
 
     schedule: Schedule
@@ -97,6 +134,17 @@ _ONE_STEP = Schedule(tokens=65_536, batch_tokens=65_536)
 
 def _distillation(num_steps: int) -> Distillation:
     return Distillation(schedule=Schedule(tokens=num_steps * 65_536, batch_tokens=65_536))
+
+
+def _brief(tokens: int) -> Schedule:
+    """Small batches and careful steps, for a model that begins with trained weights."""
+    return Schedule(
+        tokens=tokens,
+        batch_tokens=2_048,
+        micro_batch_tokens=2_048,
+        muon_learning_rate=1.5e-3,
+        adamw_learning_rate=1e-3,
+    )
 
 
 _STAGES = (
@@ -132,6 +180,13 @@ _STAGES = (
         schedule=_ONE_STEP,
         seed=5,
         distillation=_distillation(5_687),
+    ),
+    Stage(
+        name="hybrid",
+        shape=HybridShape(384, 4, 6, 2, 64, 896),
+        schedule=_brief(2_048),
+        seed=6,
+        distillation=Distillation(schedule=_brief(4_000_000), continuation_share=0.0),
     ),
 )
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.devices import fast_dtype, resolve_device
-from draftwise.training.llama import new_llama
 from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.schedule import Schedule
 from draftwise.zoo.bundled import TOKENIZER_FILES, resolve
 from draftwise.zoo.evaluation import by_source, mean_loss
+from draftwise.zoo.models import new_model, save_model
 from draftwise.zoo.recipe import STAGES, Stage
 from draftwise.zoo.tokenizer import ensure_tokenizer
 from draftwise.zoo.tokens import Corpus, PackedStream, load_corpus
@@ -86,6 +86,14 @@ def use_bundled_target(runs: Path) -> None:
         shutil.copy(runs / "target" / "model" / name, runs / "tokenizer" / name)
 
 
+def _teacher(stage: Stage, runs: Path, runtime: Runtime) -> LlamaForCausalLM | None:
+    if stage.distillation is None:
+        return None
+    return LlamaForCausalLM.from_pretrained(
+        str(runs / stage.distillation.teacher / "model"), dtype=fast_dtype(runtime.device)
+    )
+
+
 def train_stage(
     stage: Stage,
     corpus: Corpus,
@@ -103,23 +111,22 @@ def train_stage(
         print(f"{stage.name}: already finished", flush=True)
         return
 
-    def losses_of(model: LlamaForCausalLM, max_tokens: int) -> dict[str, float]:
+    def losses_of(model: PreTrainedModel, max_tokens: int) -> dict[str, float]:
         score = partial(mean_loss, model)
         return by_source("loss", score, corpus.held_out, stage.mixture, max_tokens)
 
-    def evaluate(model: LlamaForCausalLM) -> dict[str, float]:
+    def evaluate(model: PreTrainedModel) -> dict[str, float]:
         losses = losses_of(model, 32_768)
         return {f"validation/{name}": loss for name, loss in losses.items()}
 
-    model = new_llama(stage.shape.config(), stage.seed)
+    teacher = _teacher(stage, runs, runtime)
+    model = new_model(stage, teacher)
     print(f"{stage.name}: {model.num_parameters():,} parameters", flush=True)
     stream = PackedStream(corpus.training, stage.mixture, stage.seed)
     trainers = [text_trainer(model, stage.schedule, stream, folder, runtime, evaluate)]
     trainers[0].run()
     if stage.distillation is not None:
-        teacher = LlamaForCausalLM.from_pretrained(
-            str(runs / stage.distillation.teacher / "model"), dtype=fast_dtype(runtime.device)
-        )
+        assert teacher is not None
         second = distillation_trainer(
             model,
             teacher,
@@ -134,14 +141,14 @@ def train_stage(
         trainers.append(second)
     losses = losses_of(model, 131_072)
     print(json.dumps({name: round(loss, 4) for name, loss in losses.items()}), flush=True)
-    model.save_pretrained(str(folder / "model"))
+    save_model(model, folder / "model")
     tokenizer.save_pretrained(str(folder / "model"))
     _write_metrics(folder, model, trainers, losses, command)
 
 
 def _write_metrics(
     folder: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     trainers: Sequence[Trainer],
     losses: dict[str, float],
     command: Sequence[str],

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from draftwise.devices import has_fast_bfloat16
 from draftwise.training.llama import is_layer_matrix
@@ -32,17 +32,20 @@ from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.losses import kl_divergence
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
+from draftwise.zoo.hybrid import Hybrid
 from draftwise.zoo.recipe import Distillation, Stage
 from draftwise.zoo.tokens import Corpus, PackedStream, TokenRows, Tokens, joined
 
 CONTINUATIONS = "continuations"
 # Added to the seed for another order of the rows than in the training on text.
 _SEED_OFFSET = 1_000
+# Weight of the loss of the token after the next one.
+MTP_WEIGHT = 0.3
 _ROWS_PER_BATCH = {"cpu": 128, "cuda": 4_096}
 
 # (logits of the student [rows, length, vocab], batch [rows, length + 1]) -> mean loss per token
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-Evaluate = Callable[[LlamaForCausalLM], Mapping[str, float]]
+Evaluate = Callable[[PreTrainedModel], Mapping[str, float]]
 
 
 def next_token_loss(logits: Tensor, batch: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ class TextTask:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: PreTrainedModel,
         schedule: Schedule,
         stream: PackedStream,
         runtime: Runtime,
@@ -118,12 +121,19 @@ class TextTask:
     def _loss(self, batch: Tensor) -> Tensor:
         use_bfloat16 = has_fast_bfloat16(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=use_bfloat16):
+            if isinstance(self.model, Hybrid):
+                return self._loss_of_both(*self.model.both(batch[:, :-1]), batch)
             logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
         return self._loss_function(logits, batch)
 
+    def _loss_of_both(self, logits: Tensor, second: Tensor, batch: Tensor) -> Tensor:
+        """The loss of the next token, and that of the MTP layer, which learns to be the model."""
+        own = forward_kl(second, logits[:, 1:].detach())
+        return self._loss_function(logits, batch) + MTP_WEIGHT * own
+
 
 def text_trainer(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     schedule: Schedule,
     stream: PackedStream,
     folder: Path,
@@ -133,14 +143,19 @@ def text_trainer(
 ) -> Trainer:
     """A trainer of a model on rows of text, with checkpoints in ``folder``."""
     task = TextTask(model, schedule, stream, runtime, loss_function)
-    optimizers = Optimizers(task.model, is_layer_matrix, schedule)
+    optimizers = Optimizers(task.model, _is_matrix, schedule)
     score = None if evaluate is None else lambda: evaluate(model)
     return Trainer(task, optimizers, schedule, folder, runtime, evaluate=score)
 
 
+def _is_matrix(name: str) -> bool:
+    """Whether Muon trains a matrix: those of layers, the MTP layer among them."""
+    return is_layer_matrix(name) or name.startswith("mtp.")
+
+
 def distillation_trainer(
-    model: LlamaForCausalLM,
-    teacher: LlamaForCausalLM,
+    model: PreTrainedModel,
+    teacher: PreTrainedModel,
     stage: Stage,
     plan: Distillation,
     corpus: Corpus,
@@ -161,24 +176,25 @@ def distillation_trainer(
         evaluate: called with the student from time to time.
     """
     teacher = teacher.to(runtime.device).eval().requires_grad_(False)
-    continuations = _continuations(teacher, stage, plan, corpus, folder)
     text_weight = sum(stage.mixture.values())
     share = plan.continuation_share
     mixture = {name: (1 - share) * weight / text_weight for name, weight in stage.mixture.items()}
-    mixture[CONTINUATIONS] = share
+    sources = {**corpus.training}
+    if share:
+        mixture[CONTINUATIONS] = share
+        sources[CONTINUATIONS] = _continuations(teacher, stage, plan, corpus, folder)
 
     def loss(logits: Tensor, batch: Tensor) -> Tensor:
         with torch.no_grad():
             teacher_logits = teacher(input_ids=batch[:, :-1], use_cache=False).logits
         return forward_kl(logits, teacher_logits)
 
-    sources = {**corpus.training, CONTINUATIONS: continuations}
     stream = PackedStream(sources, mixture, stage.seed + _SEED_OFFSET)
     return text_trainer(model, plan.schedule, stream, folder, runtime, evaluate, loss)
 
 
 def _continuations(
-    teacher: LlamaForCausalLM, stage: Stage, plan: Distillation, corpus: Corpus, folder: Path
+    teacher: PreTrainedModel, stage: Stage, plan: Distillation, corpus: Corpus, folder: Path
 ) -> Tokens:
     """The teacher's continuations of training text, sampled once and kept in ``folder``."""
     path = folder / "continuations.npy"
@@ -201,7 +217,7 @@ def _continuations(
 
 @torch.no_grad()
 def sample_continuations(
-    model: LlamaForCausalLM, prompts: TokenRows, num_tokens: int, seed: int
+    model: PreTrainedModel, prompts: TokenRows, num_tokens: int, seed: int
 ) -> TokenRows:
     """Continue every prompt by ``num_tokens`` tokens at temperature 1, end-of-text included.
 

@@ -13,15 +13,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwise import zoo
-from draftwise.checkpoints.draft_folder import CONFIG, WEIGHTS, write_draft
+from draftwise.checkpoints.draft_folder import (
+    CONFIG,
+    TYPE_KEY,
+    WEIGHTS,
+    find_draft,
+    write_draft,
+)
 from draftwise.checkpoints.exits.names import exit_layers
 from draftwise.checkpoints.lfs import refuse_lfs_pointer
 from draftwise.checkpoints.source import split_name
-from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
+from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.values import shown
 
-_TYPE_KEY, _TYPE = "draftwise_model_type", "exit"
+_TYPE = "exit"
 
 
 @dataclass(frozen=True)
@@ -54,20 +59,7 @@ class ExitConfig:
 
 def find_exit(name: str) -> Path | None:
     """The folder of an exit; ``None`` if the name is that of something else."""
-    folder = Path(name).expanduser()
-    if name.startswith(zoo.PREFIX):
-        try:
-            folder = zoo.resolve(name)
-        except DraftwiseError:  # the loader of models reports it
-            return None
-    if not (folder / CONFIG).is_file():
-        return None
-    try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the loader of models reports it
-        return None
-    is_exit = isinstance(found, dict) and found.get(_TYPE_KEY) == _TYPE
-    return folder if is_exit else None
+    return find_draft(name, _TYPE)
 
 
 def names_exit(name: str, role: str) -> bool:
@@ -116,7 +108,7 @@ def read_exit(folder: Path, role: str) -> tuple[ExitConfig, dict[str, Tensor]]:
 
 def write_exit(folder: Path, config: ExitConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write an exit. Each file is replaced atomically."""
-    write_draft(folder, {_TYPE_KEY: _TYPE, **asdict(config)}, tensors)
+    write_draft(folder, {TYPE_KEY: _TYPE, **asdict(config)}, tensors)
 
 
 def _parse(found: Mapping[str, Any], role: str) -> ExitConfig:

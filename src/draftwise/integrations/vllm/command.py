@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.checkpoints.exits.files import names_exit
+from draftwise.checkpoints.mtp_folder import find_mtp
 from draftwise.checkpoints.source import locate
 from draftwise.core.formats import MODEL_FREE_DRAFTS, is_mtp
 from draftwise.errors import InvalidParameterError
@@ -97,6 +98,12 @@ class ServeCommand:
                 raise InvalidParameterError(
                     name, f"{model!r} is an exit of the target, which vLLM cannot run"
                 )
+        if self._model and find_mtp(self._model) is not None:
+            raise InvalidParameterError(
+                "draft",
+                f"{self._model!r} is an MTP layer without its target, which vLLM cannot run; add "
+                "its tensors to the files of the target",
+            )
         if self._model and is_mtp(self._model):
             raise InvalidParameterError(
                 "draft",

@@ -33,7 +33,7 @@ from draftwise.kernels.native.narrow import (
     quantized_weight,
 )
 from draftwise.kernels.native.packed import PACKED, embedding_blocks, packed_weight
-from draftwise.kernels.native.panels import interleaved, panels
+from draftwise.kernels.native.panels import interleaved, padded_to_panels, panels
 from draftwise.kernels.native.structures import (
     DecoderCache,
     DecoderCall,
@@ -146,6 +146,16 @@ class NativeDecoder:
         """The address of a norm's weight; ``None`` if there is no norm."""
         return None if norm is None else self._keep(norm.weight)
 
+    def _keep_biases(self, layers: Sequence[nn.Linear]) -> int | None:
+        """The address of the biases of joined layers; ``None`` if there is no bias."""
+        if all(each.bias is None for each in layers):
+            return None
+        biases = [
+            torch.zeros(each.out_features) if each.bias is None else each.bias.detach().float()
+            for each in layers
+        ]
+        return self._keep(padded_to_panels(torch.cat(biases), self._library))
+
     def _keep_matrix(self, *layers: nn.Linear, interleave: bool = False) -> int:
         """Pack the weights of layers with the same input, concatenated; returns the address.
 
@@ -201,14 +211,9 @@ class NativeDecoder:
             self._experts.append(experts)
             self.weight_bytes += experts.bytes_of_a_token
             to.experts = ctypes.addressof(experts.structure)
-        if any(each.bias is not None for each in layer.qkv):
-            biases = [
-                torch.zeros(each.out_features) if each.bias is None else each.bias.detach().float()
-                for each in layer.qkv
-            ]
-            bias = torch.cat(biases)
-            padding = -len(bias) % (2 * self._library.lanes)
-            to.qkv_bias = self._keep(torch.nn.functional.pad(bias, (0, padding)))
+        to.qkv_bias, to.out_bias = self._keep_biases(layer.qkv), self._keep_biases([layer.out])
+        if layer.sinks is not None:
+            to.sinks = self._keep(layer.sinks)
         for each in layer.linear_layers:
             release_weight(each)
 

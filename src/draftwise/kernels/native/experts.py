@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.checkpoints.quantization import (
@@ -17,7 +18,7 @@ from draftwise.checkpoints.quantization import (
 )
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.kernels.native.packed import packed_weight, why_not_packed
-from draftwise.kernels.native.panels import interleaved, panels
+from draftwise.kernels.native.panels import interleaved, padded_to_panels, panels
 from draftwise.kernels.native.structures import Experts
 from draftwise.models.decoder_spec import ExpertsSpec, Scoring
 from draftwise.models.host_memory import in_large_pages
@@ -71,6 +72,7 @@ class NativeExperts:
             None if spec.correction is None else self._keep(spec.correction),
             ctypes.addressof(gate_up),
             ctypes.addressof(down),
+            *self._biases(spec, library),
             count,
             spec.num_chosen,
             spec.inner_size,
@@ -78,9 +80,20 @@ class NativeExperts:
             spec.normalises,
             spec.shared_gate is not None,
             spec.scale,
+            *(spec.limits or (0.0, 0.0)),
         )
         self._arrays = gate_up, down
         _release(spec.module)
+
+    def _biases(self, spec: ExpertsSpec, library: NativeLibrary) -> list[int | None]:
+        """The addresses of the router's, the gates', the up and the down projections' biases."""
+        biases = spec.biases
+        if biases is None:
+            return [None] * 4
+        whole_vectors = (0, -spec.inner_size % library.lanes)
+        gate, up = (F.pad(each, whole_vectors) for each in (biases.gate, biases.up))
+        down = padded_to_panels(biases.down, library)
+        return [self._keep(each) for each in (biases.router, gate, up, down)]
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep a reference to a tensor, made contiguous, and return its address."""
@@ -117,15 +130,14 @@ def _in_panels(
     spec: ExpertsSpec, library: NativeLibrary
 ) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
     """The numbers of gate and up projection, and of the down projection."""
-    own: Any = spec.module
 
-    def joined(weight: Tensor) -> Tensor:
-        gate, up = weight.detach().chunk(2)
+    def joined(gate: Tensor, up: Tensor, _: Tensor) -> Tensor:
         return in_large_pages(panels(interleaved(gate, up, library), library))
 
+    every = range(len(spec.router))
     return (
-        (joined(each) for each in own.gate_up_proj),
-        (in_large_pages(panels(each.detach(), library)) for each in own.down_proj),
+        (joined(*spec.matrices(expert)) for expert in every),
+        (in_large_pages(panels(spec.matrices(expert)[2], library)) for expert in every),
     )
 
 

@@ -26,6 +26,11 @@ def panels(weight: Tensor, library: NativeLibrary) -> Tensor:
     return weight.view(count, width, depth).transpose(1, 2).contiguous()
 
 
+def padded_to_panels(numbers: Tensor, library: NativeLibrary) -> Tensor:
+    """``[..., columns]`` with zeros up to whole panels."""
+    return F.pad(numbers, (0, -numbers.shape[-1] % (2 * library.lanes)))
+
+
 def interleaved(gate: Tensor, up: Tensor, library: NativeLibrary) -> Tensor:
     """Merge two weights ``[out_features, …]``. Each panel of the result has a vector of each."""
     lanes = library.lanes

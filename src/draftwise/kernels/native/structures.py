@@ -182,7 +182,7 @@ class DecoderLayer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("attention_out_norm", "mlp_out_norm")),
         *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
         *((name, ctypes.c_void_p) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("experts", "qkv_bias")),
+        *((name, ctypes.c_void_p) for name in ("experts", "qkv_bias", "out_bias", "sinks")),
         *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size", "rotary")),
         ("intermediate", ctypes.c_int64),
     )
@@ -193,9 +193,10 @@ class Experts(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("router", "correction", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("router_bias", "gate_bias", "up_bias", "down_bias")),
         *((name, ctypes.c_int64) for name in ("count", "chosen", "inner", "scoring")),
         *((name, ctypes.c_int64) for name in ("normalises", "has_shared_gate")),
-        ("scale", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("scale", "limit", "slope")),
     )
 
 

@@ -236,7 +236,7 @@ def _missing_in_layers(spec: DecoderSpec) -> str | None:
         return f"its heads have {spec.head_size} numbers, and the native kernels need pairs"
     for layer in spec.layers:
         down = () if layer.down is None else (layer.down,)
-        biased = {"o_proj": (layer.out,), "gate_proj": layer.gate_up, "down_proj": down}
+        biased = {"gate_proj": layer.gate_up, "down_proj": down}
         for name, linear in biased.items():
             if any(each.bias is not None for each in linear):
                 return f"its {name} has a bias, which the native kernels do not have"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwise.models.blocked_linear import join_linear
 from draftwise.models.decoder_layer import DecoderLayer, rotate
 from draftwise.models.heads.block_conv import BlockConvolution
-from draftwise.models.heads.block_spec import BlockSpec
+from draftwise.models.heads.block_spec import BlockSpec, BlockView
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.segment import Segment
 
@@ -31,6 +31,7 @@ class BlockPlan:
     cache: KVCache
     context: Sequence[Segment]
     blocks: Sequence[Segment]
+    _hidden: dict[tuple[BlockView, int], Tensor] = field(default_factory=dict)
 
     @cached_property
     def positions(self) -> Tensor:
@@ -57,6 +58,17 @@ class BlockPlan:
         """``[blocks]`` index of the first row of each block among the rows of all blocks."""
         counts = [segment.num_tokens for segment in self.blocks]
         return list(accumulate(counts, initial=0))[:-1]
+
+    def hidden(self, view: BlockView, anchor: int) -> Tensor:
+        """``[block_size, keys]`` whether rows do not attend to keys; see :class:`BlockView`.
+
+        Layers with the same view share it.
+        """
+        known = self._hidden.get((view, anchor))
+        if known is None:
+            known = view.hidden(anchor, self.blocks[0].num_tokens, self.cache.device)
+            self._hidden[view, anchor] = known
+        return known
 
     @property
     def _segments(self) -> list[Segment]:
@@ -140,7 +152,7 @@ class BlockLayer(DecoderLayer):
             keys, values = plan.cache.read_span(self._index, slot, first, anchor + size)
             own = queries[row : row + size]
             grouped = own.view(size, len(keys), -1, own.shape[2]).permute(1, 2, 0, 3)
-            hidden = self._view.hidden(anchor, size, own.device)
+            hidden = plan.hidden(self._view, anchor)
             attended = self.scores.attend(grouped, keys, values, hidden)
             out[row : row + size] = attended.permute(2, 0, 1, 3).reshape(own.shape)
         return out.flatten(1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.modeling_layers import MtpModel
 
 from draftwise.checkpoints.fingerprint import tensors_fingerprint
+from draftwise.checkpoints.heads.origin import warn_of_other_target
 from draftwise.checkpoints.mtp import no_mtp
+from draftwise.checkpoints.mtp_folder import MtpTarget, check_mtp_folder
 from draftwise.checkpoints.support import ATTENTION_NAME, own_failure
 from draftwise.core.formats import MTP_METHOD
 from draftwise.errors import DraftwiseError, UnsupportedModelError
@@ -27,42 +30,32 @@ _NAMES = ("layer_types", "mlp_layer_types")
 _BEFORE_NORM: frozenset[str] = frozenset({"mimo"})
 
 
-def load_mtp(target: LoadedModel, name: str) -> LoadedModel:
+def load_mtp(target: LoadedModel, name: str, folder: Path | None = None) -> LoadedModel:
     """Load the MTP layer of a target.
 
     Args:
-        target: the target, from whose files the layer is read.
-        name: the user's name of the target.
+        target: the target.
+        name: the user's name of the target, or of the layer with a folder of its own.
+        folder: the folder of a layer that was trained for the target; ``None`` for the target's
+            own, which is read from its files.
 
     Raises:
         UnsupportedModelError: the target has no such layer, several that follow each other, or one
-            of a family that transformers does not load.
+            of a family that transformers does not load; or the folder is that of another target.
+        ModelNotFoundError: the folder has no weights.
     """
     model: Any = target.model
     if not isinstance(model, PretrainedModel):
-        raise no_mtp(name)
+        if folder is None:
+            raise no_mtp(name)
+        raise UnsupportedModelError(
+            _ROLE, f"{name!r} is an MTP layer, and {target.name!r} is of no family that has such"
+        )
     module: Any = model.module
     text = module.config.get_text_config()
-    count = next((each for each in (getattr(text, key, 0) for key in _COUNTS) if each), 0)
-    if not count:
-        raise no_mtp(name)
-    if count > 1:
-        raise UnsupportedModelError(
-            _ROLE, f"{name!r} has {count} MTP layers that follow each other; one is supported"
-        )
-    _complete(text)
-    # transformers knows where these layers are in the models that it was tested with. In families
-    # that count them as layers, they follow the others.
-    known = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-    after = rf"^model\.layers\.{text.num_hidden_layers}\."
-    module._keys_to_ignore_on_load_unexpected = {*known, after}
-    try:
-        with torch.no_grad():
-            loaded = MtpModel.from_pretrained(module)
-    except Exception as error:  # the library raises anything where weights are missing
-        raise UnsupportedModelError(
-            _ROLE, f"the MTP layer of {name!r} cannot be loaded: {own_failure(error)}"
-        ) from error
+    loaded = read_mtp(module, name, folder)
+    if folder is not None:
+        warn_of_other_target(name, folder, target.name, target.fingerprint)
     loaded.set_attn_implementation(ATTENTION_NAME)
     layer = loaded.layers[0].to(model.device, model.dtype).eval()
     spec = MtpSpec(
@@ -75,7 +68,7 @@ def load_mtp(target: LoadedModel, name: str) -> LoadedModel:
     )
     weights = {key: each.detach() for key, each in layer.state_dict().items()}
     return LoadedModel(
-        MTP_METHOD,
+        MTP_METHOD if folder is None else name,
         HeadModel(
             spec,
             _layers(spec, target),
@@ -89,6 +82,57 @@ def load_mtp(target: LoadedModel, name: str) -> LoadedModel:
         sum(each.numel() for each in weights.values()),
         tensors_fingerprint(MTP_METHOD, weights),
     )
+
+
+def num_mtp_layers(text: Any) -> int:
+    """Number of MTP layers of a target by its configuration, or by that of its text part."""
+    return next((int(each) for each in (getattr(text, key, 0) for key in _COUNTS) if each), 0)
+
+
+def read_mtp(module: Any, name: str, folder: Path | None = None) -> Any:
+    """Read an MTP layer for a target.
+
+    Args:
+        module: the target, as transformers has loaded it.
+        name: the user's name of the target, or of the layer with a folder of its own.
+        folder: the folder of the layer; ``None`` for the target's own.
+
+    Returns:
+        A ``MtpModel`` of transformers with the layer.
+
+    Raises:
+        UnsupportedModelError, ModelNotFoundError: see :func:`load_mtp`.
+    """
+    text = module.config.get_text_config()
+    if folder is not None:
+        check_mtp_folder(folder, MtpTarget.of(text))
+    else:
+        count = num_mtp_layers(text)
+        if not count:
+            raise no_mtp(name)
+        if count > 1:
+            raise UnsupportedModelError(
+                _ROLE, f"{name!r} has {count} MTP layers that follow each other; one is supported"
+            )
+    _complete(text)
+    # transformers knows where these layers are in the models that it was tested with. In families
+    # that count them as layers, they follow the others.
+    known = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    after = rf"^model\.layers\.{text.num_hidden_layers}\."
+    module._keys_to_ignore_on_load_unexpected = {*known, after}
+    # It reads the files of the target that the configuration names.
+    own = module.config.name_or_path
+    try:
+        module.config.name_or_path = own if folder is None else str(folder)
+        with torch.no_grad():
+            loaded = MtpModel.from_pretrained(module)
+    except Exception as error:  # the library raises anything where weights are missing
+        raise UnsupportedModelError(
+            _ROLE, f"the MTP layer of {name!r} cannot be loaded: {own_failure(error)}"
+        ) from error
+    finally:
+        module.config.name_or_path = own
+    return loaded
 
 
 def _complete(text: Any) -> None:

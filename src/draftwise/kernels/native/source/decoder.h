@@ -29,7 +29,8 @@ struct DecoderLayer {
     const void *qkv, *out;
     const void *gate_up, *down;        // null if the layer has only experts that tokens choose
     const Experts *experts;            // null for none
-    const float *qkv_bias;             // padded with zeros to whole panels, or null
+    const float *qkv_bias, *out_bias;  // padded with zeros to whole panels, or null
+    const float *sinks;                // [heads] as in AttentionCall
     int64_t q_norm_size, k_norm_size;  // of one head, or of all heads that are normalised together
     int64_t rotary;                    // index of the rotary embedding; -1 for none
     int64_t intermediate;              // size of the gate; 0 for none
@@ -261,14 +262,6 @@ INLINE void rotate(const float *x, const float *cosines, const float *sines, int
         convert(&left, 1, out + i);
         convert(&right, 1, out + half + i);
     }
-}
-
-// x * sigmoid(x).
-INLINE Floats silu(Floats x) {
-    Floats exponent = x * -1.4426950408889634f;
-    const Floats limit = Floats{} + 126.0f;
-    exponent = exponent > limit ? limit : exponent;
-    return x / (1.0f + power_of_two(exponent));
 }
 
 // x * P(z <= x) for a standard normal z, approximated with tanh (Hendrycks and Gimpel 2016).
@@ -530,25 +523,35 @@ struct Pass {
         return buffers.expanded + worker.index * buffers.expanded_bytes;
     }
 
-    // Adds the product of x and a weight to hidden. It is normalised first unless norm is null.
-    // factors has a factor of each row, at a distance of factor_stride, or is null.
+    // What happens to a product before it is added. Each pointer may be null.
+    struct Addition {
+        const float *norm, *bias;
+        const float *factors = nullptr;  // of each row, at a distance of stride
+        int64_t stride = 0;
+    };
+
+    // Adds the product of x and a weight to hidden.
     void add_product(const typename W::Input *x, int64_t stride, int64_t depth,
-                     const void *weight, const float *norm, const float *factors = nullptr,
-                     int64_t factor_stride = 0) {
+                     const void *weight, const Addition &addition) {
         const float scale = (float)model.residual_scale;
         product(x, stride, call.num_tokens, depth, weight, num_panels(model.hidden),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
                     const int64_t offset = row * buffers.hidden_stride + panel * PANEL_WIDTH;
-                    if (norm) {
+                    if (addition.bias) {
+                        left += read(addition.bias + panel * PANEL_WIDTH);
+                        right += read(addition.bias + panel * PANEL_WIDTH + LANES);
+                    }
+                    if (addition.norm) {
                         write(left, buffers.projected + offset);
                         write(right, buffers.projected + offset + LANES);
                         return;
                     }
-                    const float own = factors ? scale * factors[row * factor_stride] : scale;
+                    const float own =
+                        addition.factors ? scale * addition.factors[row * addition.stride] : scale;
                     add_columns(left * own, right * own, buffers.hidden + offset);
                 });
         worker.wait();
-        if (norm) add_normed_rows(norm);
+        if (addition.norm) add_normed_rows(addition.norm);
     }
 
     // Adds two vectors of columns.
@@ -587,7 +590,7 @@ struct Pass {
         const auto *inputs = attended_inputs();
         add_product(inputs, Buffers<W>::CONVERTS ? buffers.inputs_stride : buffers.attended_size,
                     buffers.attended_size, layer.out,
-                    layer.attention_out_norm);
+                    {layer.attention_out_norm, layer.out_bias});
         if (!layer.experts) {
             norm_rows(layer.mlp_norm);
             feed_forward(layer);
@@ -598,7 +601,7 @@ struct Pass {
         }
     }
 
-    // Adds the feed-forward block of normalised rows to hidden. factors are those of add_product.
+    // Adds the feed-forward block of normalised rows to hidden. factors are those of Addition.
     void feed_forward(const DecoderLayer &layer, const float *factors = nullptr,
                       int64_t factor_stride = 0) {
         product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden,
@@ -614,7 +617,7 @@ struct Pass {
         worker.wait();
         put_active_rows(layer.intermediate);
         add_product(buffers.inner, buffers.inner_stride, layer.intermediate, layer.down,
-                    layer.mlp_out_norm, factors, factor_stride);
+                    {layer.mlp_out_norm, nullptr, factors, factor_stride});
     }
 
     // Adds the experts of a layer to hidden, and the feed-forward block of all tokens if it has one.
@@ -707,6 +710,7 @@ struct Pass {
         attention.keys = call.cache->keys[index];
         attention.values = call.cache->values[index];
         attention.out = buffers.attended;
+        attention.sinks = model.layers[index].sinks;
         attention.segments = (const Segment *)call.segments;
         attention.tree = call.tree;
         attention.query_strides[0] = buffers.attended_size;

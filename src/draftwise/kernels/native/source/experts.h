@@ -19,12 +19,17 @@ struct Experts {
     const float *router;      // [count, hidden], or [count + 1, hidden]
     const float *correction;  // [count] added to the scores by which experts are chosen, or null
     const void *const *gate_up, *const *down;  // [count] weights, as in DecoderLayer
+    // Added to the scores, and to the products of each expert; null for nothing. Rows are padded.
+    const float *router_bias;             // [count]
+    const float *gate_bias, *up_bias;     // [count, whole vectors]
+    const float *down_bias;               // [count, whole panels]
     int64_t count, chosen;    // all experts, and those of a token
     int64_t inner;            // size of an expert's gate
     int64_t scoring;          // Scoring
     int64_t normalises;       // whether the factors of a token's experts add up to scale
     int64_t has_shared_gate;
     double scale;             // of the factors
+    double limit, slope;      // see clamped_gate; a limit of 0 for the activation of the model
 };
 
 namespace {
@@ -32,6 +37,23 @@ namespace {
 constexpr float LEAST_SUM = 1e-20f;  // of scores
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + __builtin_expf(-x)); }
+
+// x * sigmoid(x).
+INLINE Floats silu(Floats x) {
+    Floats exponent = x * -1.4426950408889634f;
+    const Floats limit = Floats{} + 126.0f;
+    exponent = exponent > limit ? limit : exponent;
+    return x / (1.0f + power_of_two(exponent));
+}
+
+// The gate of gpt-oss: (up + 1) * gate * sigmoid(slope * gate), of limited numbers.
+INLINE Floats clamped_gate(Floats gate, Floats up, float limit, float slope) {
+    const Floats most = Floats{} + limit;
+    gate = gate > most ? most : gate;
+    up = up > most ? most : up;
+    up = up < -most ? -most : up;
+    return (up + 1.0f) * silu(gate * slope) / slope;
+}
 
 // One row and several rows of a router.
 INLINE void multiply_router(const float *row, const float *router, int64_t hidden, int64_t count,
@@ -58,6 +80,8 @@ INLINE void multiply_router(const float *row, const float *router, int64_t hidde
 INLINE void choose_experts(const Experts &experts, float *scores, int32_t *chosen,
                            float *factors) {
     const int64_t count = experts.count;
+    if (experts.router_bias)
+        for (int64_t e = 0; e < count; ++e) scores[e] += experts.router_bias[e];
     if (experts.scoring == SOFTMAX) {
         const float largest = *std::max_element(scores, scores + count);
         float sum = 0;
@@ -227,12 +251,21 @@ void compute_experts(const Experts &experts, int64_t num_tokens, int64_t hidden,
                      experts.gate_up[own.expert], std::max<int64_t>(0, from - k * panels),
                      std::min(panels, until - k * panels), scratch,
                      [&](int64_t row, int64_t panel, Floats gate, Floats up) {
-                         const int64_t at =
-                             (own.first + row) * buffers.active_stride + panel * LANES;
+                         const int64_t column = panel * LANES;
+                         if (experts.gate_bias) {
+                             const int64_t at = own.expert * panels * LANES + column;
+                             gate += read(experts.gate_bias + at);
+                             up += read(experts.up_bias + at);
+                         }
+                         const Floats result =
+                             experts.limit ? clamped_gate(gate, up, (float)experts.limit,
+                                                          (float)experts.slope)
+                                           : activate(gate, up);
+                         const int64_t at = (own.first + row) * buffers.active_stride + column;
                          if constexpr (WHOLE_ROWS)
-                             write(activate(gate, up), buffers.active + at);
+                             write(result, buffers.active + at);
                          else
-                             write(activate(gate, up), buffers.inner + at);
+                             write(result, buffers.inner + at);
                      });
         }
     });
@@ -250,6 +283,13 @@ void compute_experts(const Experts &experts, int64_t num_tokens, int64_t hidden,
                      WHOLE_ROWS ? row_stride(X(), own.count, inner) : buffers.active_stride,
                      own.count, inner, experts.down[own.expert], from, until, scratch,
                      [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                         if (experts.down_bias) {
+                             const float *bias =
+                                 experts.down_bias +
+                                 (own.expert * num_panels(hidden) + panel) * PANEL_WIDTH;
+                             left += read(bias);
+                             right += read(bias + LANES);
+                         }
                          const float factor = buffers.pair_factors[own.first + row];
                          add(buffers.tokens[own.first + row], panel, left * factor,
                              right * factor);
