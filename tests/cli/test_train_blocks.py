@@ -53,6 +53,13 @@ def test_a_head_is_written_that_drafts_on_the_target(train, models, tmp_path, ki
     assert_drafts(models, folder, proposals="sampled")
 
 
+@pytest.mark.slow
+def test_a_head_is_trained_in_bfloat16(train, models, tmp_path):
+    own = ("--tokens=200", "--dtype=bfloat16", "--rank=8", *SMALL)
+    assert train(*own, kind="dspark")[0] == 0
+    assert_drafts(models, tmp_path / "head")
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
     """The blocks of a step are chosen by its place in the data."""
     settings = TrainingSettings(

@@ -247,6 +247,24 @@ def test_sequential_temperatures_calibrate_each_product():
     assert calibration_error(p, outcome) == pytest.approx((abs(0.23 - 1) + 0.05) / 3)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_the_projection_is_stored_where_the_target_changes_its_logits(models, tmp_path, factor):
+    """As heads are trained without the target's factor or limit of the logits."""
+    teacher = tiny_teacher(models, LAYERS)
+    plain = teacher._transform
+    teacher._transform = lambda logits: factor * plain(logits)
+    documents = random_documents()
+    settings = TrainingSettings("dflash", "target", ("prompts",), tokens=1, loss="tokens")
+    made = DFlashRecipe(settings).prepare(
+        teacher,
+        Collected(documents, documents, frozenset(), 0.0),
+        pack_documents(documents, LENGTH),
+        Schedule(tokens=100),
+    )
+    made.write(tmp_path)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (factor != 1)
+
+
 def test_states_and_mask_tokens_of_new_heads():
     assert default_states(36, 5) == (2, 10, 18, 26, 34)
     assert default_states(28, 1) == (2, 14, 26)

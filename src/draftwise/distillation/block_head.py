@@ -14,6 +14,8 @@ from draftwise.checkpoints.heads.block_config import BlockHeadConfig, MarkovConf
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.trained_head import MLP, RMSNorm, TrainedHead, rotate
 
+# Of the embedding of the token before. With that of a matrix, the Markov head learns too slowly.
+_MARKOV_DEVIATION = 0.3
 # Cosines and sines of the rotary embedding.
 _Angles = tuple[Tensor, Tensor]
 
@@ -184,6 +186,7 @@ class BlockHead(TrainedHead):
         """See :meth:`TrainedHead.initialise`. No token depends on another one at first."""
         super().initialise()
         if self.markov_head is not None:
+            nn.init.normal_(self.markov_head.markov_w1.weight, std=_MARKOV_DEVIATION)
             nn.init.zeros_(self.markov_head.markov_w2.weight)
         if self.confidence_head is not None:
             nn.init.zeros_(self.confidence_head.proj.weight)
