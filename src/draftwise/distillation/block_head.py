@@ -14,8 +14,6 @@ from draftwise.checkpoints.heads.block_config import BlockHeadConfig, MarkovConf
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.trained_head import MLP, RMSNorm, TrainedHead, rotate
 
-# Of the embedding of the token before. With that of a matrix, the Markov head learns too slowly.
-_MARKOV_DEVIATION = 0.3
 # Cosines and sines of the rotary embedding.
 _Angles = tuple[Tensor, Tensor]
 
@@ -186,7 +184,8 @@ class BlockHead(TrainedHead):
         """See :meth:`TrainedHead.initialise`. No token depends on another one at first."""
         super().initialise()
         if self.markov_head is not None:
-            nn.init.normal_(self.markov_head.markov_w1.weight, std=_MARKOV_DEVIATION)
+            # With weights of the size of a matrix's, it learns too slowly.
+            nn.init.normal_(self.markov_head.markov_w1.weight)
             nn.init.zeros_(self.markov_head.markov_w2.weight)
         if self.confidence_head is not None:
             nn.init.zeros_(self.confidence_head.proj.weight)
