@@ -127,7 +127,9 @@ def published_confidence(target, recipe, text, drafted):
     if recipe.markov:
         inputs = torch.cat((inputs, weights["markov_head.markov_w1.weight"][before]), dim=1)
     score = inputs @ weights["confidence_head.proj.weight"].T
-    return torch.sigmoid(score + weights["confidence_head.proj.bias"]).squeeze(1)
+    score = (score + weights["confidence_head.proj.bias"]).squeeze(1)
+    temperatures = recipe.settings.get("confidence_temperatures", [1.0] * recipe.num_drafted)
+    return torch.sigmoid(score / torch.tensor(temperatures)[: len(drafted)])
 
 
 @torch.no_grad()

@@ -368,10 +368,13 @@ class ReadsConfidence(FixedLength):
         return super().select(draft, companion_scores)
 
 
-@pytest.mark.parametrize("markov", [None, "gated"])
-def test_confidence_is_known_before_a_token_is_drawn(models, markov):
+@pytest.mark.parametrize(
+    ("markov", "settings"),
+    [(None, {}), ("gated", {}), ("gated", {"confidence_temperatures": [0.5, 2, 1, 3.0, 0.2]})],
+)
+def test_confidence_is_known_before_a_token_is_drawn(models, markov, settings):
     """It is that of the equations, and policies see it one position ahead."""
-    head = HEAD.changed(markov=markov, confidence=True, discards_anchor=False)
+    head = HEAD.changed(markov=markov, confidence=True, discards_anchor=False, settings=settings)
     policy = ReadsConfidence(PolicyContext(8))
     engine = engine_of(models, head, "deepspec", policy_object=policy)
     texts, propose = [], engine._pipeline.propose

@@ -10,6 +10,7 @@ from draftwise.cli.fields import takes
 from draftwise.cli.flags import FlaggingCommand
 from draftwise.cli.option_values import parse_numbers
 from draftwise.cli.options import MODELS, RUNNING
+from draftwise.cli.train_blocks import BLOCK_OPTIONS, BlockOptions
 from draftwise.cli.train_options import COMMON_OPTIONS, METHOD, CommonOptions
 from draftwise.errors import InvalidParameterError
 
@@ -239,3 +240,44 @@ def mtp(
       draftwise generate --target zoo:hybrid --draft layer --prompts chat.jsonl
     """
     common.run("mtp", num_steps=num_steps, state_gib=state_gib, start_from=start_from)
+
+
+@train.command(cls=FlaggingCommand)
+@takes(common=COMMON_OPTIONS.but(loss="tokens"), blocks=BLOCK_OPTIONS)
+def dflash(common: CommonOptions, blocks: BlockOptions) -> None:
+    """Train a DFlash head, which predicts all tokens of a draft in one pass.
+
+    It learns the tokens of the answers (--loss tokens), the target's distributions by one of the
+    other losses, or a mixture of both (--loss dspark). A block predicts one token fewer than it has
+    rows.
+
+    Examples:
+      draftwise train dflash --target zoo:target --prompts chat.jsonl -o head --minutes 10
+    """
+    common.run("dflash", **blocks.own())
+
+
+@train.command(cls=FlaggingCommand)
+@takes(common=COMMON_OPTIONS.but(loss="dspark"), blocks=BLOCK_OPTIONS.but(block_size=7))
+def dspark(
+    common: CommonOptions,
+    blocks: BlockOptions,
+    markov: Annotated[
+        str,
+        typer.Option(
+            help="Kind of the Markov head: vanilla, gated or rnn.", rich_help_panel=METHOD
+        ),
+    ] = "vanilla",
+    markov_rank: Annotated[
+        int, typer.Option("--rank", help="Rank of the Markov head.", rich_help_panel=METHOD)
+    ] = 256,
+) -> None:
+    """Train a DSpark head, a DFlash head in which each token depends on the one before.
+
+    Its confidence head estimates whether the next token will be accepted. It is calibrated on the
+    held-out answers.
+
+    Examples:
+      draftwise train dspark --target zoo:target --prompts chat.jsonl -o head --minutes 10
+    """
+    common.run("dspark", **blocks.own(), markov=markov, markov_rank=markov_rank)

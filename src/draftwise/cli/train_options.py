@@ -42,7 +42,8 @@ class CommonOptions:
         tokens: training tokens, repetitions included, instead of --minutes.
         resume: go on with the unfinished run of the output folder. All other options must be
             repeated.
-        loss: ``cross-entropy``, ``kl``, ``total-variation`` or ``mixed``.
+        loss: ``cross-entropy``, ``kl``, ``total-variation`` or ``mixed``; for heads that draft
+            blocks also ``tokens`` or ``dspark``.
         learning_rate: peak learning rate.
         batch_tokens: tokens per optimiser step; ``None`` for 512, 1024 or 2048 by the length of the
             run.

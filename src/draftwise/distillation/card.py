@@ -45,9 +45,14 @@ The target answered the prompts itself, and the {noun} was trained to match its 
 {acceptance}
 
 Mean accepted length is the mean number of tokens that a step with {num_drafted} drafted tokens
-gains{as_draft}, from the distributions of {noun} and target along held-out answers. At temperatures
-above 0 it is an estimate.
+gains{as_draft}, {measured}
 {comparison}"""
+
+_BY_DISTRIBUTIONS = (
+    "from the distributions of {noun} and target along held-out answers. At temperatures\n"
+    "above 0 it is an estimate."
+)
+_BY_TOKENS = "if the draft proposes its most likely tokens, along held-out answers."
 
 _COMPARISON = """
 ## What it knows of the draft
@@ -59,6 +64,15 @@ answers, or at 1 where that is 0. S = Σ min(q, c), and A = min(1, c(x)/q(x)) fo
 r is the correlation of A with the probability that the target accepts x. The gains are the
 information about acceptance, of S and A and of q(x), which needs no companion. The entropy of
 acceptance is the most that can be known.
+"""
+
+_CONFIDENCE = """
+## Confidence
+
+Calibration error of the estimated probabilities that the first tokens of a draft are all accepted:
+{confidence_error_raw:.3f} as trained, and {confidence_error:.3f} with a temperature for each token.
+The temperatures were chosen on the held-out answers. They are `confidence_temperatures` in
+`config.json`.
 """
 
 # Heading of each column of a table, and the name of the figure in ``training.json``.
@@ -89,6 +103,7 @@ class CardTexts:
         role: what it does in speculative decoding, in a sentence.
         speculation: arguments of ``SpeculationConfig`` that use the folder.
         noun: ``"draft"`` or ``"companion"``.
+        is_one_hot: whether the acceptance is that of one-hot proposals.
     """
 
     title: str
@@ -99,6 +114,7 @@ class CardTexts:
     )
     speculation: str = 'draft="path/of/this/folder"'
     noun: str = "draft"
+    is_one_hot: bool = False
 
 
 def card(
@@ -128,6 +144,7 @@ def card(
             f"`{summary['draft']}`, {summary['draft_parameters']:,} parameters"
         )
     comparison = _table(evaluation, _DRAFT)
+    confidence = _CONFIDENCE.format(**evaluation) if "confidence_error" in evaluation else ""
     return _TEMPLATE.format(
         target=summary["target"],
         title=texts.title,
@@ -139,7 +156,8 @@ def card(
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
         acceptance=_table(evaluation, _ACCEPTANCE) or "Not measured.",
         num_drafted=num_drafted,
-        comparison=_COMPARISON.format(table=comparison) if comparison else "",
+        measured=_BY_TOKENS if texts.is_one_hot else _BY_DISTRIBUTIONS.format(noun=texts.noun),
+        comparison=(_COMPARISON.format(table=comparison) if comparison else "") + confidence,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwise.distillation.documents import Rows, shifted
+from draftwise.distillation.readings import Readings
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.tasks import RowTask, Trained
 from draftwise.distillation.teacher import Reading, Teacher
@@ -29,8 +30,7 @@ class ChainTask(RowTask[Trained]):
 
     A chain ends where a token lies outside the draft's vocabulary, as drafting would.
 
-    What the target computed for the rows is kept in memory, up to a limit. Rows beyond the limit
-    are computed again in every epoch.
+    What the target computed for the rows is kept in memory, see :class:`Readings`.
     """
 
     def __init__(
@@ -57,8 +57,7 @@ class ChainTask(RowTask[Trained]):
         self._is_in_draft = torch.zeros(teacher.vocab_size, dtype=torch.bool, device=teacher.device)
         self._is_in_draft[self._target_ids] = True
         self._num_steps = settings.num_steps
-        self._readings: dict[int, Reading] = {}
-        self._bytes_left = round(settings.state_gib * 2**30)
+        self._readings = Readings(teacher, rows, settings.state_gib)
 
     @abstractmethod
     def outputs(self, rows: Rows, reading: Reading, begins: Tensor) -> Iterator[Tensor]:
@@ -85,13 +84,7 @@ class ChainTask(RowTask[Trained]):
 
     def loss_of(self, indices: Sequence[int], rows: Rows) -> Tensor:
         """See :class:`RowTask`."""
-        found = [self._readings.get(index) or self._read(index) for index in indices]
-        device = self._teacher.device
-        reading = Reading(
-            torch.cat([each.states.to(device) for each in found]),
-            torch.cat([each.final.to(device) for each in found]),
-        )
-        return self.loss(rows, reading)
+        return self.loss(rows, self._readings.of(indices))
 
     def loss(self, rows: Rows, reading: Reading) -> Tensor:
         """Loss of packed rows: the mean of each step, weighted by :data:`STEP_DECAY` ** k."""
@@ -118,16 +111,6 @@ class ChainTask(RowTask[Trained]):
                 labels = shifted(place, depth + 1)[mask]
                 total = total + weight * mean_loss(self._loss, logits, p, labels)
         return total / sum(weights)
-
-    def _read(self, index: int) -> Reading:
-        # Alone, so that the result does not depend on the other rows of a pass: a resumed run
-        # computes the same values as an uninterrupted one.
-        reading = self._teacher.read_trimmed(self._rows.take([index], self._teacher.device))
-        size = sum(each.numel() * each.element_size() for each in (reading.states, reading.final))
-        if size <= self._bytes_left:
-            self._bytes_left -= size
-            self._readings[index] = Reading(reading.states.cpu(), reading.final.cpu())
-        return reading
 
     def _learned(self, rows: Rows, depth: int) -> Tensor:
         """``[rows, length]`` whether the chain of a position learns its step ``depth``."""

@@ -17,9 +17,10 @@ from draftwise.distillation.chain_task import ChainTask
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, choose_draft_tokens
 from draftwise.distillation.evaluation import NUM_DRAFTED
-from draftwise.distillation.head import Eagle3Head, head_tensors, speculators_config
+from draftwise.distillation.head import Eagle3Head, speculators_config
 from draftwise.distillation.recipe import Prepared, Recipe
 from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.speculators import head_tensors
 from draftwise.distillation.start import (
     check_head,
     continued_head,

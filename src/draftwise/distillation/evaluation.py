@@ -43,6 +43,23 @@ class NextTokens:
     logits: Tensor
 
 
+@dataclass(frozen=True)
+class FollowedDrafts:
+    """Drafts along one row of held-out answers.
+
+    Attributes:
+        rows: the row.
+        reading: what the target computed for it.
+        begins: ``[1, length]`` whether a draft begins after a position, see :data:`ChainLogits`.
+        accepted: ``[num_steps, num_drafts]`` acceptance probability of each step of each draft.
+    """
+
+    rows: Rows
+    reading: Reading
+    begins: Tensor
+    accepted: Tensor
+
+
 class HeldOut:
     """Held-out answers, and what the target computed for them.
 
@@ -53,6 +70,9 @@ class HeldOut:
     length is exact at each position. At other temperatures it is an estimate, because the answer
     follows p and not the draft. A served run begins more drafts at hard positions, so its mean is
     lower.
+
+    With one-hot proposals, a step accepts if the draft's best token is that of the answer. This is
+    what a served run does with the same answer, so there is no estimate at any temperature.
     """
 
     def __init__(self, teacher: Teacher, rows: Rows) -> None:
@@ -73,29 +93,24 @@ class HeldOut:
             self._batches.append((row, reading, log_sums, best))
 
     @torch.no_grad()
-    def acceptance(self, chain_logits: ChainLogits, target_ids: Tensor) -> dict[str, float]:
+    def acceptance(
+        self, chain_logits: ChainLogits, target_ids: Tensor, is_one_hot: bool = False
+    ) -> dict[str, float]:
         """Mean accepted lengths and acceptance of the first token, by temperature.
 
         Args:
             chain_logits: what the draft proposes along the answers.
             target_ids: ``[draft_vocab]`` the target's ids of the draft's tokens.
+            is_one_hot: whether the draft proposes its best tokens at all temperatures.
 
         Returns:
             ``accepted_length/T=…`` and ``acceptance/T=…``; no entries for temperatures of which no
             answer is long enough.
         """
-        target_ids = target_ids.to(self._teacher.device)
         lengths: dict[float, list[Tensor]] = {}
         firsts: dict[float, list[Tensor]] = {}
-        for row, reading, log_sums, best in self._batches:
-            # From the first token of the answer on, a whole draft must fit.
-            begins = row.is_learned & row.learned_after(1) & row.learned_after(NUM_DRAFTED)
-            if not bool(begins.any()):
-                continue
-            accepted = self._accepted(
-                chain_logits, target_ids, row, reading, begins, log_sums, best
-            )
-            temperatures = row.temperatures[begins]
+        for draft in self.followed(chain_logits, target_ids, NUM_DRAFTED, is_one_hot):
+            accepted, temperatures = draft.accepted, draft.rows.temperatures[draft.begins]
             for temperature in sorted(set(temperatures.tolist())):
                 own = accepted[:, temperatures == temperature]
                 lengths.setdefault(temperature, []).append(1 + own.cumprod(0).sum(0))
@@ -107,6 +122,39 @@ class HeldOut:
             )
             result[f"acceptance/T={temperature:g}"] = float(torch.cat(firsts[temperature]).mean())
         return result
+
+    @torch.no_grad()
+    def followed(
+        self,
+        chain_logits: ChainLogits,
+        target_ids: Tensor,
+        num_steps: int,
+        is_one_hot: bool = False,
+    ) -> Iterator[FollowedDrafts]:
+        """Drafts from all positions of the answers from which a whole draft fits.
+
+        Args:
+            chain_logits: what the draft proposes along the answers.
+            target_ids: ``[draft_vocab]`` the target's ids of the draft's tokens.
+            num_steps: length of the drafts.
+            is_one_hot: whether the draft proposes its best tokens at all temperatures.
+        """
+        target_ids = target_ids.to(self._teacher.device)
+        for row, reading, log_sums, best in self._batches:
+            # From the first token of the answer on, a whole draft must fit. A one-hot draft is
+            # compared with the answer itself, whose last token is one position later.
+            last = num_steps + int(is_one_hot)
+            begins = row.is_learned & row.learned_after(1) & row.learned_after(last)
+            if not bool(begins.any()):
+                continue
+            proposed = chain_logits(row, reading, begins, num_steps)
+            if is_one_hot:
+                accepted = _agreement(proposed, target_ids, row, begins)
+            else:
+                accepted = self._accepted(
+                    proposed, target_ids, row, reading, begins, log_sums, best
+                )
+            yield FollowedDrafts(row, reading, begins, accepted)
 
     @torch.no_grad()
     def next_tokens(self) -> Iterator[NextTokens]:
@@ -127,7 +175,7 @@ class HeldOut:
 
     def _accepted(
         self,
-        chain_logits: ChainLogits,
+        chain: Iterator[Tensor],
         target_ids: Tensor,
         row: Rows,
         reading: Reading,
@@ -135,12 +183,12 @@ class HeldOut:
         log_sums: Tensor,
         best: Tensor,
     ) -> Tensor:
-        """``[NUM_DRAFTED, num_drafts]`` acceptance probability of each step of each draft."""
+        """``[num_steps, num_drafts]`` acceptance probability of each step of each draft."""
         starts = begins[0].nonzero().squeeze(1)
         temperature = torch.nan_to_num(row.temperatures[0, starts], nan=1.0)
         scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
         steps = []
-        for depth, proposed in enumerate(chain_logits(row, reading, begins, NUM_DRAFTED)):
+        for depth, proposed in enumerate(chain):
             # The target's distribution of this token belongs to a later position.
             label = starts + depth + 1
             logits = self._teacher.logits(reading.final[0, label], target_ids).float()
@@ -150,3 +198,14 @@ class HeldOut:
             agrees = target_ids[own.argmax(dim=-1)] == best[label]
             steps.append(torch.where(temperature > 0, overlap, agrees.float()))
         return torch.stack(steps)
+
+
+def _agreement(chain: Iterator[Tensor], target_ids: Tensor, row: Rows, begins: Tensor) -> Tensor:
+    """``[num_steps, num_drafts]`` whether the draft's best token is that of the text."""
+    starts = begins[0].nonzero().squeeze(1)
+    return torch.stack(
+        [
+            (target_ids[proposed.argmax(dim=-1)] == row.tokens[0, starts + depth + 2]).float()
+            for depth, proposed in enumerate(chain)
+        ]
+    )

@@ -32,6 +32,8 @@ class Prepared:
         facts: what the draft is, for display, ``training.json`` and the card.
         write: writes its files, without the card, to a folder.
         measure: what is measured on held-out answers beside the acceptance, by name.
+        is_one_hot: whether the draft is served with one-hot proposals, see
+            :meth:`HeldOut.acceptance`.
     """
 
     task: RowTask[Any]
@@ -41,6 +43,7 @@ class Prepared:
     facts: Mapping[str, Any]
     write: Callable[[Path], None]
     measure: Callable[[HeldOut], Mapping[str, float]] = lambda held_out: {}
+    is_one_hot: bool = False
 
 
 class Recipe(ABC):

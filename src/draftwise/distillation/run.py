@@ -15,6 +15,7 @@ import torch
 
 from draftwise.checkpoints.draft_folder import write_text
 from draftwise.devices import resolve_device
+from draftwise.distillation.block import DFlashRecipe, DSparkRecipe
 from draftwise.distillation.card import card
 from draftwise.distillation.companion import CompanionRecipe
 from draftwise.distillation.data import Collected, collect
@@ -45,6 +46,8 @@ RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
         "companion": CompanionRecipe,
         "exit": ExitRecipe,
         "mtp": MtpRecipe,
+        "dflash": DFlashRecipe,
+        "dspark": DSparkRecipe,
     }
 )
 
@@ -213,7 +216,9 @@ class TrainingRun:
 
     def _measure(self) -> dict[str, float]:
         prepared = self._prepared
-        acceptance = self._held_out.acceptance(prepared.chain_logits, prepared.target_ids)
+        acceptance = self._held_out.acceptance(
+            prepared.chain_logits, prepared.target_ids, prepared.is_one_hot
+        )
         return {**acceptance, **prepared.measure(self._held_out)}
 
     def _check_output(self, resume: bool) -> None:

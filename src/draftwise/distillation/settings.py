@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.checkpoints.heads import public_name
+from draftwise.checkpoints.heads.block_config import MAX_BLOCK_SIZE, MarkovKind
 from draftwise.errors import InvalidParameterError
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
@@ -24,6 +25,7 @@ _LARGEST_BATCH_TOKENS = 2048
 # Tokens per forward pass. A GPU is badly used by small passes.
 _PASS_TOKENS, _PASS_TOKENS_ON_A_GPU = 2048, 16_384
 
+_OF_BLOCKS = ("draft_vocab", "layers", "state_gib", "num_layers", "block_size", "num_anchors")
 # What can be trained, and the settings that not all kinds have.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -32,8 +34,17 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "companion": ("num_layers", "hidden_size", "draft"),
         "exit": ("exit", "adapter_rank"),
         "mtp": ("num_steps", "state_gib", "start_from"),
+        "dflash": _OF_BLOCKS,
+        "dspark": (*_OF_BLOCKS, "markov", "markov_rank"),
     }
 )
+# Losses that heads that draft blocks have beside those of all kinds.
+_OWN_LOSSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"dflash": ("tokens", "dspark"), "dspark": ("tokens", "dspark")}
+)
+_MOST_BLOCK_LAYERS = 5
+# A block predicts at least the tokens of the evaluation, and one row may predict nothing.
+_SMALLEST_BLOCK = 6
 # Settings that name a model, which may be a local folder.
 _MODEL_NAMES = ("target", "start_from", "draft")
 
@@ -81,18 +92,24 @@ class TrainingSettings:
         layers: hidden states that the head reads; ``None`` for the default of the target's depth.
         num_steps: tokens that a head or an MTP layer drafts in a row during training (training-time
             test).
-        loss: name of a loss of :data:`draftwise.training.losses.LOSSES`.
+        loss: name of a loss of :data:`draftwise.training.losses.LOSSES`; of heads that draft blocks
+            one of :data:`draftwise.distillation.block_task.BLOCK_LOSSES`.
         learning_rate: peak learning rate of both optimisers.
         batch_tokens: tokens per optimiser step; ``None`` for the default of the run's length.
         state_gib: memory for the target's states, in GiB.
         seed: seed of all random numbers.
         start_from: folder of a head or an MTP layer to continue; ``None`` for a new one, or for the
             target's own MTP layer.
-        num_layers: layers of a model or companion.
+        num_layers: layers of a model, of a companion or of a head that drafts blocks.
         hidden_size: hidden size of a model or companion; a multiple of 64.
         draft: the draft that a companion will score; ``None`` if none is named.
         exit: number of the target's layers before an exit.
         adapter_rank: rank of the adapter of an exit.
+        block_size: rows of a block; see
+            :class:`draftwise.checkpoints.heads.block_config.BlockHeadConfig`.
+        num_anchors: blocks of a training row, at random positions.
+        markov: kind of a Markov head.
+        markov_rank: rank of a Markov head.
     """
 
     kind: str
@@ -121,6 +138,10 @@ class TrainingSettings:
     draft: str | None = None
     exit: int | None = None
     adapter_rank: int = 64
+    block_size: int = 8
+    num_anchors: int = 128
+    markov: str = MarkovKind.VANILLA.value
+    markov_rank: int = 256
 
     def __post_init__(self) -> None:
         self._check_kind()
@@ -152,12 +173,21 @@ class TrainingSettings:
         if self.exit is not None:
             integer("exit", self.exit, 1)
         integer("adapter_rank", self.adapter_rank, 1)
+        integer("block_size", self.block_size, _SMALLEST_BLOCK, MAX_BLOCK_SIZE)
+        integer("num_anchors", self.num_anchors, 1)
+        integer("markov_rank", self.markov_rank, 1)
+        if self.kind in _OWN_LOSSES:
+            integer("num_layers", self.num_layers, 1, _MOST_BLOCK_LAYERS)
         if self.batch_tokens is not None:
             integer("batch_tokens", self.batch_tokens, 1)
-        if self.loss not in LOSSES:
-            raise InvalidParameterError(
-                "loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}"
-            )
+        for name, known in (
+            ("loss", (*LOSSES, *_OWN_LOSSES.get(self.kind, ()))),
+            ("markov", tuple(map(str, MarkovKind))),
+        ):
+            if getattr(self, name) not in known:
+                raise InvalidParameterError(
+                    name, f"must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
 
     def _check_kind(self) -> None:
         if self.kind not in KINDS:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwise.checkpoints.heads import (
     HeadConfig,
@@ -40,34 +40,41 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 def new_config(teacher: Teacher, draft_vocab_size: int) -> HeadConfig:
     """Configuration of a new head: sizes of its layer are those of the target's layers."""
-    own: Any = teacher.config
-    num_heads = int(own.num_attention_heads)
-    head_size = int(getattr(own, "head_dim", None) or teacher.hidden_size // num_heads)
     return HeadConfig(
         kind=HeadKind.EAGLE3,
-        layout=HeadLayout.SPECULATORS,
-        hidden_size=teacher.hidden_size,
-        target_hidden_size=teacher.hidden_size,
-        state_layers=teacher.layers,
         num_states=len(teacher.layers),
-        draft_vocab_size=draft_vocab_size,
-        target_vocab_size=teacher.vocab_size,
         norm_before_residual=True,
         norm_before_fc=False,
         fc_norm=False,
         norm_output=False,
-        num_layers=1,
-        intermediate_size=int(getattr(own, "intermediate_size", 0) or 4 * teacher.hidden_size),
-        num_heads=num_heads,
-        num_kv_heads=int(getattr(own, "num_key_value_heads", None) or num_heads),
-        head_size=head_size,
-        activation="silu",
-        rms_norm_eps=float(getattr(own, "rms_norm_eps", 1e-6)),
-        rope_parameters={"rope_type": "default", "rope_theta": rope_theta(own)},
-        max_position_embeddings=int(own.max_position_embeddings),
-        windows=(None,),
-        logit_scale=1.0,
+        **common_settings(teacher, draft_vocab_size, 1),
     )
+
+
+def common_settings(teacher: Teacher, draft_vocab_size: int, num_layers: int) -> dict[str, Any]:
+    """What the configurations of new heads of all kinds contain, with sizes of the target."""
+    own: Any = teacher.config
+    num_heads = int(own.num_attention_heads)
+    head_size = int(getattr(own, "head_dim", None) or teacher.hidden_size // num_heads)
+    return {
+        "layout": HeadLayout.SPECULATORS,
+        "hidden_size": teacher.hidden_size,
+        "target_hidden_size": teacher.hidden_size,
+        "state_layers": teacher.layers,
+        "draft_vocab_size": draft_vocab_size,
+        "target_vocab_size": teacher.vocab_size,
+        "num_layers": num_layers,
+        "intermediate_size": int(getattr(own, "intermediate_size", 0) or 4 * teacher.hidden_size),
+        "num_heads": num_heads,
+        "num_kv_heads": int(getattr(own, "num_key_value_heads", None) or num_heads),
+        "head_size": head_size,
+        "activation": "silu",
+        "rms_norm_eps": float(getattr(own, "rms_norm_eps", 1e-6)),
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta(own)},
+        "max_position_embeddings": int(own.max_position_embeddings),
+        "windows": (None,) * num_layers,
+        "logit_scale": 1.0,
+    }
 
 
 @torch.no_grad()
@@ -77,13 +84,25 @@ def new_head(teacher: Teacher, target_ids: Tensor, scale: Tensor, seed: int) -> 
     head = Eagle3Head(new_config(teacher, len(target_ids))).to(teacher.device)
     head.state_scale.copy_(scale)
     head.lm_head.weight.copy_(teacher.projection[target_ids.to(teacher.device)])
-    norm = teacher.final_norm()
-    if norm is not None:
-        head.norm.weight.copy_(norm)
-    # Standard deviation of the logits of a random output, whose channels have a mean square of 1.
-    spread = (head.lm_head.weight * head.norm.weight).square().sum(dim=1).mean().sqrt().item()
-    head.norm.weight.mul_(min(1.0, _LARGEST_SPREAD / max(spread, 1e-9)))
+    begin_norm(head.norm, head.lm_head.weight, teacher)
     return head
+
+
+@torch.no_grad()
+def begin_norm(norm: nn.RMSNorm, projection: Tensor, teacher: Teacher) -> None:
+    """Let the final norm of a new head be the target's, up to a factor.
+
+    Args:
+        norm: the norm.
+        projection: ``[draft_vocab, hidden]`` what reads its output.
+        teacher: the target.
+    """
+    of_target = teacher.final_norm()
+    if of_target is not None:
+        norm.weight.copy_(of_target)
+    # Standard deviation of the logits of a random output, whose channels have a mean square of 1.
+    spread = (projection * norm.weight).square().sum(dim=1).mean().sqrt().item()
+    norm.weight.mul_(min(1.0, _LARGEST_SPREAD / max(spread, 1e-9)))
 
 
 def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:

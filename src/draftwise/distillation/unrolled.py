@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from draftwise.distillation.documents import Rows, shifted
-from draftwise.distillation.head import Eagle3Head, rotate
+from draftwise.distillation.head import Eagle3Head
+from draftwise.distillation.trained_head import rotate
 
 
 def unroll(

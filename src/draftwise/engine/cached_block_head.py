@@ -126,7 +126,7 @@ class CachedBlockHead(CachedDraftHead):
         if blocks is None or head is None or blocks.position == blocks.hidden.shape[1]:
             return None
         rows, position = self._rows(slots), blocks.position
-        found = head(blocks.hidden[rows, position], tokens)
+        found = head(blocks.hidden[rows, position], tokens, position)
         blocks.confidence[rows, position] = found
         return found
 

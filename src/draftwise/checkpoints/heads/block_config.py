@@ -84,6 +84,8 @@ class BlockHeadConfig(DraftHeadConfig):
         markov: the Markov head; ``None`` for none.
         has_confidence: whether there is a confidence head.
         confidence_reads_markov: whether it reads the embedding of the token before.
+        confidence_temperatures: ``[num_drafted]`` by which the logit of the confidence in each
+            token is divided; empty for 1.
         convolution: the convolutions; ``None`` for none.
         selector: the selector; ``None`` for none.
         embedding_scale: factor of the embedded rows.
@@ -105,6 +107,7 @@ class BlockHeadConfig(DraftHeadConfig):
     selector: SelectorConfig | None = None
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    confidence_temperatures: tuple[float, ...] = ()
 
     @property
     def num_drafted(self) -> int:

@@ -30,6 +30,7 @@ SPECULATORS_KEYS = frozenset(
         "aux_hidden_state_layer_ids",
         "block_size",
         "confidence_head_with_markov",
+        "confidence_temperatures",
         "draft_vocab_size",
         "enable_confidence_head",
         "markov_head_type",

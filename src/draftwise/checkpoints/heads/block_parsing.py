@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -83,6 +84,13 @@ def _check(parsed: BlockHeadConfig) -> None:
             _ROLE,
             f"conv_kernel_size in config.json of the head, {convolution.taps}, must be at most "
             f"block_size, {parsed.block_size}",
+        )
+    temperatures = parsed.confidence_temperatures
+    if temperatures and len(temperatures) != parsed.num_drafted:
+        raise UnsupportedModelError(
+            _ROLE,
+            f"confidence_temperatures in config.json of the head has {len(temperatures)} numbers, "
+            f"and a block predicts {parsed.num_drafted} tokens",
         )
     own = parsed.draft_vocab_size
     if selector is not None and (own != parsed.target_vocab_size or selector.num_candidates > own):
@@ -253,7 +261,20 @@ def _dependences(settings: Mapping[str, Any]) -> dict[str, Any]:
         "markov": markov,
         "has_confidence": has_confidence,
         "confidence_reads_markov": reads_markov,
+        "confidence_temperatures": _temperatures(settings) if has_confidence else (),
     }
+
+
+def _temperatures(settings: Mapping[str, Any]) -> tuple[float, ...]:
+    """The temperatures of the confidence in each token, which Draftwise writes."""
+    found = list_of(settings, "confidence_temperatures")
+    if not all(type(each) in (int, float) and 0 < each < math.inf for each in found):
+        raise UnsupportedModelError(
+            _ROLE,
+            "confidence_temperatures in config.json of the head must be positive numbers, got "
+            f"{found!r}",
+        )
+    return tuple(map(float, found))
 
 
 def _flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:

@@ -119,11 +119,13 @@ class ConfidenceSpec:
         weight: ``[1, inputs]``.
         bias: ``[1]``.
         embedding: ``[target_vocab, rank]`` that of the Markov head; ``None`` if it is not read.
+        temperatures: ``[num_drafted]`` by which the logit of each position is divided.
     """
 
     weight: Tensor
     bias: Tensor
     embedding: Tensor | None
+    temperatures: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,8 @@ def _confidence(config: BlockHeadConfig, tensors: Mapping[str, Tensor]) -> Confi
     name, embedding = "confidence_head.proj.", None
     if config.confidence_reads_markov:
         embedding = tensors["markov_head.markov_w1.weight"]
-    return ConfidenceSpec(tensors[name + "weight"], tensors[name + "bias"], embedding)
+    temperatures = config.confidence_temperatures or (1.0,) * config.num_drafted
+    return ConfidenceSpec(tensors[name + "weight"], tensors[name + "bias"], embedding, temperatures)
 
 
 def block_layers(spec: BlockSpec) -> list[LayerShape]:
