@@ -29,7 +29,7 @@ def made(case, tmp_path):
 
 
 def load(made, draft=None, **settings):
-    target, assistant, reference, _ = made
+    target, assistant, *_ = made
     speculation = unguarded(
         draft or assistant, **{"policy": "fixed", "num_speculative_tokens": 4, **settings}
     )

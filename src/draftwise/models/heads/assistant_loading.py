@@ -71,9 +71,8 @@ def load_assistant(name: str, folder: Path, target: LoadedModel, dtype: torch.dt
         # As transformers counts: the window in front of the newest key, and this key.
         {kind: window + 1 if kind == _SLIDING else None for kind in sources},
     )
-    settings = json.dumps(
-        [config.num_centroids, config.num_chosen, config.text.to_dict()], default=str
-    )
+    computed = [config.num_centroids, config.num_chosen, config.text.to_dict()]
+    settings = json.dumps(computed, sort_keys=True, default=str)
     return LoadedModel(
         name,
         AssistantModel(spec, target.model),
