@@ -128,7 +128,7 @@ def test_texts_follow_the_target(made, case, draft, policy, verification):
         verification=verification,
     )
     engine = LLM(target, speculation, dtype="float32", max_batch_size=256).engine
-    asked = Case(policy, verification, 3, num_requests=6000)
+    asked = Case(policy, verification, 3, num_requests=4000)
     requests = asked.requests(engine, asked.num_requests)
     while engine.num_unfinished:
         engine.step()

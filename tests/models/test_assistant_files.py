@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwise import LLM
+from draftwise import LLM, SamplingParams
 from draftwise.checkpoints.heads.files import find_head
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 
@@ -86,6 +86,20 @@ def test_settings_that_do_not_fit_are_refused_by_name(folders, name, changes, te
     assert field == "draft"
     assert repr(name) in message
     assert clause in message
+
+
+def test_assistants_of_both_kinds_draft_the_same(folders):
+    """The layers of Gemma 4 Unified are those of Gemma 4."""
+    target, assistant = folders
+    outputs = []
+    for _ in range(2):
+        llm = LLM(target, unguarded(str(assistant), policy="fixed"), dtype="float32")
+        (output,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=20))
+        assert output.speculation.num_drafted
+        outputs.append((output.token_ids, output.speculation.num_accepted))
+        edit_config(assistant, model_type="gemma4_unified_assistant", architectures=None)
+        edit_text(assistant, model_type="gemma4_unified_text")
+    assert outputs[0] == outputs[1]
 
 
 def test_layers_without_their_like_in_the_target_are_refused(made, folders):

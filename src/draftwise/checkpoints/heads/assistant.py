@@ -46,7 +46,10 @@ class _UnifiedTextConfig(_QueriesOnly, Gemma4UnifiedTextConfig):  # type: ignore
     """A text model of Gemma 4 Unified without keys and values of its own."""
 
 
-_TEXT_CONFIGS = {"gemma4_text": _TextConfig, "gemma4_unified_text": _UnifiedTextConfig}
+_TEXT_CONFIGS: dict[str, Any] = {
+    "gemma4_text": _TextConfig,
+    "gemma4_unified_text": _UnifiedTextConfig,
+}
 
 
 @dataclass(frozen=True)

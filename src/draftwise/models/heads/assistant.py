@@ -180,7 +180,7 @@ def assistant_attention(
     rows = []
     for heads, span in zip(query.squeeze(2), _spans.get(), strict=True):
         keys, values = (each.to(query.dtype) for each in span[kind])
-        grouped = heads.unflatten(0, (len(keys), -1))  # type: ignore[no-untyped-call]
+        grouped = heads.view(len(keys), -1, heads.shape[1])
         rows.append(
             F.scaled_dot_product_attention(grouped, keys, values, scale=scaling).flatten(0, 1)
         )

@@ -55,7 +55,7 @@ def load_assistant(name: str, folder: Path, target: LoadedModel, dtype: torch.dt
         },
     )
     groups = None
-    if weights.ordering is not None:
+    if weights.ordering is not None and config.num_centroids is not None:
         groups = weights.ordering.view(config.num_centroids, -1).to(device)
     window = config.text.sliding_window
     spec = AssistantSpec(
