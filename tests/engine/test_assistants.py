@@ -13,8 +13,9 @@ from .exact import exact_distribution
 from .test_lossless import NOT_UNLIKELY, Case
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-# Of lengths below and above the window, and in another order than that of their cache slots.
-PROMPTS = [[(7 * index + place) % 8 for place in range(1 + 5 * index)] for index in range(8)]
+# Of lengths below and above the window of 8. The last one is longer than its ring.
+LENGTHS = [1, 6, 11, 16, 21, 26, 31, 150]
+PROMPTS = [[(7 * at + place) % 8 for place in range(size)] for at, size in enumerate(LENGTHS)]
 
 
 @pytest.fixture(params=CASES)
@@ -28,12 +29,20 @@ def made(case, tmp_path):
     return make_assistant(case, tmp_path)
 
 
-def load(made, draft=None, **settings):
+def load(made, draft=None, overlap=None, **settings):
     target, assistant, *_ = made
     speculation = unguarded(
         draft or assistant, **{"policy": "fixed", "num_speculative_tokens": 4, **settings}
     )
-    return LLM(target, speculation, dtype="float32", max_batch_size=4)
+    # In small chunks, so that sliding layers have rings.
+    return LLM(
+        target,
+        speculation,
+        dtype="float32",
+        max_batch_size=4,
+        max_chunk_tokens=16,
+        overlap=overlap,
+    )
 
 
 def record_logits(monkeypatch):
@@ -72,6 +81,7 @@ def test_logits_are_those_of_transformers(made, case, monkeypatch, temperature):
     _, _, main, assistant = made
     record = record_logits(monkeypatch)
     llm = load(made)
+    assert llm.engine.pipeline.proposer.cached_model.cache.has_rings
     params = SamplingParams(temperature=temperature, max_tokens=20, ignore_eos=True, seed=1)
     accepted = {each.speculation.num_accepted for each in llm.generate(PROMPTS, params)}
     assert len(accepted) > 1
@@ -95,6 +105,26 @@ def test_drafts_do_not_change_texts(made):
                 outputs = llm.generate(PROMPTS, GREEDY)
                 assert [output.token_ids for output in outputs] == expected
             assert policy == "adaptive" or any(each.speculation.num_drafted for each in outputs)
+
+
+def test_halves_of_a_batch_draft_in_turn(made):
+    expected = [output.token_ids for output in load(made).generate(PROMPTS, GREEDY)]
+    outputs = load(made, overlap=True).generate(PROMPTS, GREEDY)
+    assert [output.token_ids for output in outputs] == expected
+    assert sum(each.speculation.num_accepted for each in outputs)
+
+
+def test_drafts_with_penalties_do_not_change_texts(made):
+    target, *_ = made
+    params = [
+        SamplingParams(
+            temperature=0, max_tokens=20, ignore_eos=True, presence_penalty=0.5 * (at % 2)
+        )
+        for at in range(len(PROMPTS))
+    ]
+    plain = LLM(target, dtype="float32", max_batch_size=4)
+    expected = [output.token_ids for output in plain.generate(PROMPTS, params)]
+    assert [each.token_ids for each in load(made).generate(PROMPTS, params)] == expected
 
 
 def test_a_row_does_not_depend_on_the_other_rows(made, monkeypatch):
