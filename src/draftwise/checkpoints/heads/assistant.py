@@ -28,13 +28,16 @@ _ABSENT = (
 
 
 class _QueriesOnly:
-    """What the configuration of a text model says of keys and values: it computes none."""
+    """Says that no layer of a text model computes keys and values.
+
+    The property of ``transformers`` expects layers that do, and raises for an assistant.
+    """
 
     num_hidden_layers: int
 
     @property
     def kv_sharing_modes(self) -> list[str | None]:
-        """How each layer gets its keys and values."""
+        """How each layer gets its keys and values: from outside."""
         return ["reuse"] * self.num_hidden_layers
 
 
