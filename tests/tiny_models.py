@@ -62,6 +62,20 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
             **_UNTIED,
         },
     ),
+    # Full and sliding layers with heads of different sizes, without embeddings per layer.
+    "gemma4_text": (
+        "Gemma4TextConfig",
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 8,
+            "hidden_size_per_layer_input": 0,
+            **_UNTIED,
+        },
+    ),
     "gpt_oss": (
         "GptOssConfig",
         {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},

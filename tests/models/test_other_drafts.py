@@ -48,9 +48,14 @@ KINDS = [
     ("MTP", {"model_type": "qwen3_next", "architectures": ["Qwen3NextMTP"]}),
     ("MTP", {**SPECULATORS, "speculators_model_type": "mtp"}),
     (
-        "assistant",
+        "Gemma 4 assistant",
         {"model_type": "gemma4_assistant", "architectures": ["Gemma4AssistantForCausalLM"]},
     ),
+    (
+        "Gemma 4 assistant",
+        {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]},
+    ),
+    ("assistant", {"model_type": "muse_glimmer_assistant"}),
     ("domino", {**SPECULATORS, "speculators_model_type": "domino"}),
 ]
 REMEDY = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"

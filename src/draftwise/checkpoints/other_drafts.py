@@ -14,7 +14,8 @@ from draftwise.errors import UnsupportedModelError
 INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head of the target instead"
 # Heads that draft blocks, and all kinds that are recognised here and run as drafts.
 BLOCK_HEADS = frozenset({"DFlash", "DFlash-2", "DSpark"})
-RUN_AS_DRAFTS = BLOCK_HEADS | {"P-EAGLE"}
+GEMMA_ASSISTANT = "Gemma 4 assistant"
+RUN_AS_DRAFTS = BLOCK_HEADS | {"P-EAGLE", GEMMA_ASSISTANT}
 # What ``speculators`` calls the other kinds that Draftwise runs.
 RUN_BY_DRAFTWISE = ("eagle", "eagle3")
 _SPECULATORS = {
@@ -39,6 +40,7 @@ _MARKS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "Hydra": (None, ("hydra_num_heads",)),
     "MLP speculator": ("(?i:(mlp|lstm)_?speculator)", ()),
     "MTP": ("MTP|_mtp$", ()),
+    GEMMA_ASSISTANT: ("(?i:^gemma4_?(unified)?_?assistant)", ()),
     "assistant": ("_assistant$|Assistant(ForCausalLM|Model)$", ()),
 }
 # The token that stands for those to be predicted, in a head with the class of EAGLE-3.

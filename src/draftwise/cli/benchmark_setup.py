@@ -12,7 +12,7 @@ from draftwise.benchmark.peer_modes import peer_engine
 from draftwise.benchmark.peers import PeerModels
 from draftwise.checkpoints.exits.files import names_exit
 from draftwise.checkpoints.heads.config import HeadKind
-from draftwise.checkpoints.heads.files import read_head_config
+from draftwise.checkpoints.heads.files import is_assistant, read_head_config
 from draftwise.checkpoints.mtp import drafts_with_mtp
 from draftwise.checkpoints.source import split_name
 from draftwise.cli.defaults import ChosenModels
@@ -168,6 +168,8 @@ def _eagle3_folder(name: str) -> str | None:
     """The folder of a head; ``None`` if it is not one of EAGLE-3."""
     folder = find_named_head(name)
     assert folder is not None
+    if is_assistant(folder):
+        return None
     return str(folder) if read_head_config(folder).kind is HeadKind.EAGLE3 else None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.batch import HistoryStore
+from draftwise.engine.cached_assistant import CachedAssistant
 from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import CompanionModel
@@ -31,6 +32,7 @@ from draftwise.engine.verification import TargetVerifier
 from draftwise.errors import CacheExhaustedError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.model import ExitModel
+from draftwise.models.heads.assistant import AssistantModel
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.parallel_model import ParallelHeadModel
@@ -393,6 +395,8 @@ class Assembly:
         if isinstance(model.model, ExitModel):
             assert self._kept_states is not None
             return CachedExit(model.model, self._target_cache, self._vocab_size, self._kept_states)
+        if isinstance(model.model, AssistantModel):
+            return CachedAssistant(model.model, self._target_cache, self._vocab_size)
         cache = self._new_cache(model)
         self._caches.append(cache)
         self._cached_models.append(new_cached_model(model, cache, self._vocab_size))
@@ -415,14 +419,15 @@ def _with_costs_of(proposers: list[str], latency: LatencyModel | None) -> Latenc
 def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:
     """The names of the configured proposers; empty without any.
 
-    A draft model is drafted with by ``"model"``, a head by ``"eagle"`` or ``"block"``, and an exit
-    of the target by ``"exit"``.
+    A draft model is drafted with by ``"model"``, a head by ``"eagle"`` or ``"block"``, an assistant
+    of Gemma 4 by ``"assistant"``, and an exit of the target by ``"exit"``.
     """
     names = [name for name in model_free_proposers(speculation) if name != "none"]
     if models.draft is None:
         return names
     kinds: dict[type[PackedModel], str] = {
         HeadModel: "eagle",
+        AssistantModel: "assistant",
         BlockHeadModel: "block",
         ParallelHeadModel: "block",
         ExitModel: "exit",

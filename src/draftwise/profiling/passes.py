@@ -21,6 +21,7 @@ from draftwise.core.types import Draft, DraftSignals, Plan
 from draftwise.engine.acceptance import Acceptance
 from draftwise.engine.assembly import Models
 from draftwise.engine.batch import Batch, batch_controls
+from draftwise.engine.cached_assistant import CachedAssistant
 from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_model import CachedModel
@@ -28,6 +29,7 @@ from draftwise.engine.companion import CompanionModel
 from draftwise.engine.drafting.block import OnePassHead
 from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.mapped_model import new_cached_model
+from draftwise.engine.proposers.assistant import AssistantProposer
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.block import BlockProposer
 from draftwise.engine.proposers.eagle import EagleProposer
@@ -37,6 +39,7 @@ from draftwise.engine.request import Request
 from draftwise.engine.verification import TargetVerifier
 from draftwise.kernels.native.uniforms import step_uniforms
 from draftwise.models.exits.model import ExitModel
+from draftwise.models.heads.assistant import AssistantModel
 from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
@@ -141,7 +144,7 @@ class PassTimer:
         )
         self._acceptance = Acceptance("block")
         self._drafter: ModelProposer | None = None
-        self._head: CachedDraftHead | None = None
+        self._head: CachedDraftHead | CachedAssistant | None = None
         self._exit: CachedExit | None = None
         self._companion: CompanionModel | None = None
         if models.draft is not None:
@@ -153,6 +156,8 @@ class PassTimer:
             if isinstance(draft, CachedDraftHead):
                 is_block = isinstance(draft, OnePassHead)
                 self._head, proposer = draft, BlockProposer if is_block else EagleProposer
+            elif isinstance(draft, CachedAssistant):
+                self._head, proposer = draft, AssistantProposer
             elif isinstance(draft, CachedExit):
                 self._exit, proposer = draft, ExitProposer
             self._drafter = proposer(context)
@@ -279,11 +284,14 @@ class PassTimer:
         return self._batches[key]
 
     def _cached_model(self, stage: Stage, model: LoadedModel) -> CachedModel:
-        if isinstance(model.model, ExitModel):
-            assert self._kept is not None
+        if isinstance(model.model, ExitModel | AssistantModel):
             self._models[stage] = self._models[Stage.TARGET]
             self._caches[stage] = self._caches[Stage.TARGET]
             self._filled[stage] = self._filled[Stage.TARGET]
+        if isinstance(model.model, AssistantModel):
+            return CachedAssistant(model.model, self._caches[stage], self._vocab_size)
+        if isinstance(model.model, ExitModel):
+            assert self._kept is not None
             return CachedExit(model.model, self._caches[stage], self._vocab_size, self._kept)
         cache = self._new_cache(stage, model)
         if isinstance(model.model, DraftHead):

@@ -32,7 +32,11 @@ from draftwise.checkpoints.heads.parsing import (
 from draftwise.checkpoints.heads.weights import HeadWeights, check_head_weights, is_head_tensor
 from draftwise.checkpoints.hub import cached_config, find_on_hub, has_tokenizer
 from draftwise.checkpoints.lfs import refuse_lfs_pointers
-from draftwise.checkpoints.other_drafts import refuse_other_draft_in
+from draftwise.checkpoints.other_drafts import (
+    GEMMA_ASSISTANT,
+    other_kind,
+    refuse_other_draft_in,
+)
 from draftwise.checkpoints.tensor_names import SAFE_FILES, tensor_names
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 
@@ -97,7 +101,11 @@ def read_head_config(folder: str | Path) -> DraftHeadConfig:
         UnsupportedModelError: the head is not supported, or its configuration is damaged.
     """
     path = Path(folder)
-    config = _read_config(path / _CONFIG)
+    config = read_json(path)
+    if is_assistant_config(config):
+        raise UnsupportedModelError(
+            _ROLE, f"{str(folder)!r} is a {GEMMA_ASSISTANT}; name a head of EAGLE or a draft model"
+        )
     if is_block_head_config(config):
         return parse_block_head_config(config)
     return parse_head_config(config, [*_tensor_names(path)])
@@ -119,7 +127,7 @@ def read_head(folder: str | Path) -> tuple[DraftHeadConfig, HeadWeights]:
     """
     path = Path(folder)
     config = read_head_config(path)
-    return config, check_head_weights(config, _read_tensors(path))
+    return config, check_head_weights(config, read_tensors(path))
 
 
 def _has_tokenizer_on_hub(name: str) -> bool:
@@ -133,8 +141,12 @@ def _has_tokenizer_on_hub(name: str) -> bool:
 def _may_be_head(path: Path) -> bool:
     """Whether a file may be the configuration of a head. Damaged files are not."""
     try:
-        config = _read_config(path)
-        return may_be_head_config(config) or is_block_head_config(config)
+        config = read_json(path.parent)
+        return (
+            may_be_head_config(config)
+            or is_block_head_config(config)
+            or is_assistant_config(config)
+        )
     except UnsupportedModelError:
         return False
 
@@ -142,10 +154,10 @@ def _may_be_head(path: Path) -> bool:
 def _is_head(folder: Path) -> bool:
     """Whether a folder contains a head, by its configuration or else by its tensors' names."""
     try:
-        config = _read_config(folder / _CONFIG)
+        config = read_json(folder)
     except UnsupportedModelError:
         return False
-    if is_head_config(config) or is_block_head_config(config):
+    if is_head_config(config) or is_block_head_config(config) or is_assistant_config(config):
         return True
     return any(map(is_head_tensor, _tensor_names(folder)))
 
@@ -164,7 +176,23 @@ def _pickled_files(folder: Path) -> list[Path]:
     return sorted(file for pattern in _PICKLED for file in folder.glob(pattern))
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def is_assistant_config(config: Mapping[str, Any]) -> bool:
+    """Whether the contents of a ``config.json`` are those of an assistant of Gemma 4."""
+    return other_kind(config) == GEMMA_ASSISTANT
+
+
+def is_assistant(folder: Path) -> bool:
+    """Whether a folder for which :func:`find_head` returns itself is an assistant of Gemma 4."""
+    return is_assistant_config(read_json(folder))
+
+
+def read_json(folder: Path) -> Mapping[str, Any]:
+    """The contents of a folder's ``config.json``.
+
+    Raises:
+        UnsupportedModelError: it cannot be read, or is no JSON object.
+    """
+    path = folder / _CONFIG
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -174,8 +202,13 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, from safetensors files or else from pickled ones."""
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, from safetensors files or else from pickled ones.
+
+    Raises:
+        ModelNotFoundError: there are no weights.
+        UnsupportedModelError: a file is damaged, or contains more than tensors.
+    """
     tensors: dict[str, Tensor] = {}
     files = sorted(folder.glob(SAFE_FILES))
     if files:

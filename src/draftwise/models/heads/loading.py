@@ -15,11 +15,17 @@ from draftwise.checkpoints.fingerprint import tensors_fingerprint
 from draftwise.checkpoints.gguf import is_gguf
 from draftwise.checkpoints.heads.block_config import BlockHeadConfig
 from draftwise.checkpoints.heads.config import DraftHeadConfig, HeadConfig, HeadKind
-from draftwise.checkpoints.heads.files import find_head, read_head, read_head_config
+from draftwise.checkpoints.heads.files import (
+    find_head,
+    is_assistant,
+    read_head,
+    read_head_config,
+)
 from draftwise.checkpoints.heads.origin import warn_of_other_target
 from draftwise.checkpoints.heads.weights import MASK_STATE
 from draftwise.checkpoints.source import locate, split_name
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
+from draftwise.models.heads.assistant_loading import load_assistant
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.heads.block_spec import block_spec
 from draftwise.models.heads.draft_head import DraftHead
@@ -120,6 +126,8 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
         UnsupportedModelError: the head is not supported, its files are damaged, or it was made for
             another target.
     """
+    if is_assistant(folder):
+        return load_assistant(name, folder, target, dtype)
     config, weights = read_head(folder)
     model = target.model
     config.check_target(model.hidden_size, model.vocab_size, len(model.layers))
