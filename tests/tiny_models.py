@@ -191,7 +191,10 @@ class Recipe:
                 **self.config,
             }
         )
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.random.fork_rng(devices=()):
+            # Some families draw numbers for what is no weight matrix.
+            torch.manual_seed(self.seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         randomise(model, self.seed, self.sharpness)
         if self.noise:
             add_noise(model, self.noise, self.noise_seed)

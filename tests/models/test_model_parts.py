@@ -19,6 +19,8 @@ SEGMENTS = [Segment(0, 0, 9), Segment(1, 0, 3), Segment(3, 0, 5)]
 TOKENS = [token for text in TEXTS for token in text]
 ROWS = range(len(TOKENS))
 LAYERS = {"num_hidden_layers": 3}
+# Their layers are listed one by one.
+OWN_LAYERS = ("gemma3_text", "gemma4_text")
 
 
 def load(models, recipe, native=True, dtype=torch.float32):
@@ -48,7 +50,7 @@ def in_parts(model, exits, logit_rows=ROWS):
 @pytest.mark.parametrize("native", [True, False], ids=["kernels", "operations"])
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each not in RECURRENT])
 def test_parts_of_every_family(models, family, native):
-    recipe = Recipe(family, 16, config={} if family == "gemma3_text" else LAYERS)
+    recipe = Recipe(family, 16, config={} if family in OWN_LAYERS else LAYERS)
     model = load(models, recipe, native)
     whole = model.forward(model.new_cache(4, 64), TOKENS, SEGMENTS, ROWS).clone()
     first, second, last = in_parts(model, (1, 2))

@@ -73,6 +73,7 @@ FAMILIES = {
         "routed_scaling_factor": 1.7,
     },
 }
+ARCHITECTURES = {family.partition(",")[0] for family in FAMILIES}
 
 
 def build(family, **settings):

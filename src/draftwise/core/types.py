@@ -180,11 +180,15 @@ class DraftSignals:
     token_probs: Tensor
     confidence: Tensor | None = None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that the proposer has, in their order."""
+        every = (self.draft_probs, self.entropy, self.token_probs, self.confidence)
+        return [each for each in every if each is not None]
+
     def of_requests(self, index: Tensor) -> DraftSignals:
         """The signals of some requests, ``[requests]`` by their index in the batch."""
-        confidence = None if self.confidence is None else self.confidence[index]
-        known = self.draft_probs[index], self.entropy[index], self.token_probs[index]
-        return DraftSignals(*known, confidence)
+        return DraftSignals(*(each[index] for each in self.tensors))
 
 
 class OneHotSignals(DraftSignals):

@@ -155,7 +155,7 @@ class Replica:
 
 def _cut(draft: Draft, lengths: tuple[int, ...]) -> Draft:
     """Truncate a draft to the given lengths. Its memory beyond them is set to zero."""
-    signals = [] if draft.signals is None else list(vars(draft.signals).values())
+    signals = [] if draft.signals is None else draft.signals.tensors
     probs = [] if draft.probs is None else [draft.probs]
     clear_beyond(lengths, draft.tokens, *probs, *signals)
     return replace(draft, lengths=lengths)

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from draftwise.core.types import CompanionScores, Draft, DraftSignals
+from draftwise.core.types import CompanionScores, Draft
 from draftwise.engine.assembly import Assembly, Models
 from draftwise.engine.batch import Batch
 from draftwise.engine.companion import CompanionModel
@@ -299,6 +299,6 @@ def _part_of_draft(draft: Draft, own: list[int]) -> Draft:
         tokens=draft.tokens[at],
         lengths=tuple(draft.lengths[index] for index in own),
         probs=None,  # a companion compares its own with those of the signals
-        signals=DraftSignals(*(values[at] for values in vars(draft.signals).values())),
+        signals=draft.signals.of_requests(at),
         stage_uniforms=None,
     )
