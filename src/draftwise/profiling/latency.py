@@ -202,19 +202,22 @@ def _measure_quickly(timer: PassTimer, shapes: Shapes) -> list[Point]:
         return below[1] * num_tokens / below[0]
 
     def measure(each: _Pass) -> None:
-        shortest[each] = timer(*each)
+        shortest[each] = min(shortest.get(each, math.inf), timer(*each))
+
+    def measure_first(each: _Pass) -> None:
+        measure(each)
         if shortest[each] < _SHORT_PASS_SECONDS:
-            shortest[each] = min(shortest[each], timer(*each))
+            measure(each)
 
     every = [(stage, shape) for stage, of_stage in shapes.items() for shape in of_stage]
     smallest = {(stage, of_stage[0]) for stage, of_stage in shapes.items()}
     every.sort(key=lambda each: each[1].num_tokens)
     needed = [e for e in every if e in smallest or e[1].num_tokens in _REQUIRED_NUM_TOKENS]
     for each in needed:
-        measure(each)
+        measure_first(each)
     for each in every:
         if each not in shortest and time.perf_counter() + expected(each) < first_deadline:
-            measure(each)
+            measure_first(each)
 
     order = random.Random(0)
     for stage in reversed(shapes):
@@ -223,7 +226,7 @@ def _measure_quickly(timer: PassTimer, shapes: Shapes) -> list[Point]:
             order.shuffle(group)
             for each in group:
                 if time.perf_counter() + shortest[each] < deadline:
-                    shortest[each] = min(shortest[each], timer(*each))
+                    measure(each)
     return _points({each: [seconds] for each, seconds in shortest.items()})
 
 

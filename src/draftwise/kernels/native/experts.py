@@ -37,9 +37,7 @@ def why_experts_not_packed(spec: ExpertsSpec) -> str | None:
     stored = stored_experts(spec.module)
     if not stored:
         return "its experts are stored without blocks"
-    gate_up, down = _of_experts(stored["gate_up_proj"], 1), _of_experts(stored["down_proj"], 1)
-    first = [list(each) for each in (next(gate_up), next(down))]
-    return why_not_packed([first[0]], True) or why_not_packed([first[1]])
+    return why_not_packed([stored["gate_up_proj"]], True) or why_not_packed([stored["down_proj"]])
 
 
 class NativeExperts:
