@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from draftwise.checkpoints.heads.block_config import BlockHeadConfig, MarkovKind
 from draftwise.models.decoder_spec import Activation, LayerSpec, NormSpec, RotaryTable
-from draftwise.models.heads.spec import HeadParts, head_activation, head_rotary
+from draftwise.models.heads.spec import HeadParts, head_rotary, head_sizes
 from draftwise.models.layer_shape import LayerShape
 
 
@@ -236,14 +236,7 @@ def block_spec(
         _convolutions(config, tensors, parts),
         _selector(config, tensors, parts),
         _confidence(config, tensors),
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_size,
-        config.hidden_size,
-        head_activation(config),
-        config.head_size**-0.5,
-        None,
-        1.0,
+        *head_sizes(config),
         RotaryTable(head_rotary(config).to(embedding.device), None),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -94,14 +95,7 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
         parts.linear("lm_head"),
         config.logit_scale,
         None,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_size,
-        config.hidden_size,
-        head_activation(config),
-        config.head_size**-0.5,
-        None,
-        1.0,
+        *head_sizes(config),
         {_ROTARY: RotaryTable(head_rotary(config).to(embedding.device), None)},
         reads,
     )
@@ -119,14 +113,7 @@ def eagle_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Ten
         parts.linear("lm_head") if "lm_head.weight" in tensors else None,
         config.target_vocab_size,
         config.logit_scale,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_size,
-        config.hidden_size,
-        head_activation(config),
-        config.head_size**-0.5,
-        None,
-        1.0,
+        *head_sizes(config),
         RotaryTable(head_rotary(config).to(embedding.device), None),
     )
 
@@ -184,16 +171,38 @@ def _embedding(weight: Tensor) -> nn.Embedding:
     return embeds
 
 
-def head_activation(config: DraftHeadConfig) -> Activation:
-    """The activation of the gate.
+class HeadSizes(NamedTuple):
+    """What heads of all kinds share; see :class:`draftwise.models.decoder_spec.DecoderSpec`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    activation: Activation
+    scaling: float
+    softcap: float | None
+    residual_scale: float
+
+
+def head_sizes(config: DraftHeadConfig) -> HeadSizes:
+    """Sizes and factors of a head by its configuration.
 
     Raises:
-        UnsupportedModelError: it is not supported.
+        UnsupportedModelError: the activation is not supported.
     """
     activation = activation_named(config.activation)
     if activation is None:
         raise UnsupportedModelError("draft", f"the head's activation is {config.activation}")
-    return activation
+    return HeadSizes(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_size,
+        config.hidden_size,
+        activation,
+        config.head_size**-0.5,
+        None,
+        1.0,
+    )
 
 
 def head_layers(config: HeadConfig, max_model_len: int) -> list[LayerShape]:
