@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwise.training.schedule import Schedule
 
@@ -46,21 +46,28 @@ class ModelShape:
         from transformers import LlamaConfig
 
         return LlamaConfig(
-            vocab_size=VOCABULARY_SIZE,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
-            max_position_embeddings=MAX_POSITIONS,
-            tie_word_embeddings=True,
+            **self._settings,
             initializer_range=0.03,
-            rms_norm_eps=1e-5,
-            bos_token_id=END_OF_TEXT_ID,
-            eos_token_id=END_OF_TEXT_ID,
-            pad_token_id=END_OF_TEXT_ID,
         )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What the configurations of all families call by the same names."""
+        return {
+            "vocab_size": VOCABULARY_SIZE,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "max_position_embeddings": MAX_POSITIONS,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": END_OF_TEXT_ID,
+            "eos_token_id": END_OF_TEXT_ID,
+            "pad_token_id": END_OF_TEXT_ID,
+        }
 
 
 @dataclass(frozen=True)
@@ -75,13 +82,7 @@ class HybridShape(ModelShape):
         from transformers import Qwen3_5TextConfig
 
         return Qwen3_5TextConfig(
-            vocab_size=VOCABULARY_SIZE,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
+            **self._settings,
             linear_num_key_heads=self.num_heads,
             linear_num_value_heads=self.num_heads,
             linear_key_head_dim=self.head_dim,
@@ -91,12 +92,6 @@ class HybridShape(ModelShape):
                 "rope_theta": 10_000.0,
                 "partial_rotary_factor": 1.0,
             },
-            max_position_embeddings=MAX_POSITIONS,
-            tie_word_embeddings=True,
-            rms_norm_eps=1e-5,
-            bos_token_id=END_OF_TEXT_ID,
-            eos_token_id=END_OF_TEXT_ID,
-            pad_token_id=END_OF_TEXT_ID,
         )
 
 
