@@ -2,8 +2,7 @@
 
 Where ``repo_url`` is set in ``mkdocs.yml``, they lead there. Otherwise every linked file gets a
 page of the site with its text, and every linked folder a page with a list of its files.
-``CHANGELOG.md`` and ``CONTRIBUTING.md`` are pages of their own. A region between
-``<!-- include README.md#section -->`` and ``<!-- end include -->`` is replaced by that section.
+``README.md`` is the home page, and ``CHANGELOG.md`` and ``CONTRIBUTING.md`` are pages of their own.
 Links whose text is a file's name get the title of the page, as in the navigation.
 """
 
@@ -24,14 +23,17 @@ from mkdocs.structure.pages import Page
 log = logging.getLogger("mkdocs.hooks.repository_links")
 
 # Pages made of files outside the documentation's folder.
-INCLUDED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+INCLUDED = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 _SHOWN_FOLDER = "source"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FILE_NAME_LINK = re.compile(r"\[(?:docs/)?[\w/]+\.md\]\(([\w/.]+\.md)(?=[#)])")
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".json": "json", ".md": "markdown"}
 _LONGEST_PAGE = 200_000  # characters
-_INCLUDE = re.compile(r"<!-- include ([\w.]+)#([\w-]+) -->\n.*?<!-- end include -->", re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -53,9 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Include sections, and rewrite links to files outside the documentation's folder."""
-    root = Path(config.docs_dir).parent
-    markdown = _INCLUDE.sub(lambda region: _section(root / region[1], region[2]), markdown)
+    """Rewrite links to files outside the documentation's folder."""
     here = posixpath.dirname(page.file.src_uri)
     titles = _titles(config.nav)
 
@@ -100,18 +100,6 @@ def _outside_fences(markdown: str, rewritten: Callable[[re.Match[str]], str]) ->
         parts += [_LINK.sub(rewritten, markdown[end : fence.start()]), fence[0]]
         end = fence.end()
     return "".join([*parts, _LINK.sub(rewritten, markdown[end:])])
-
-
-def _section(file: Path, anchor: str) -> str:
-    """The text under a heading of a file at the root, with links as from the docs folder."""
-    for part in re.split(r"^## ", file.read_text(), flags=re.MULTILINE)[1:]:
-        title, _, body = part.partition("\n")
-        if title.strip().lower().replace(" ", "-") == anchor:
-            return _outside_fences(
-                body.strip(), lambda link: posixpath.relpath(link[1], "docs") + (link[2] or "")
-            )
-    log.warning("%s has no section %s", file.name, anchor)
-    return ""
 
 
 def _outside(page: str, link: str) -> str | None:
