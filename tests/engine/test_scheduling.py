@@ -3,6 +3,7 @@
 import pytest
 
 from draftwise import LLM, SamplingParams
+from draftwise.engine import scheduler
 from draftwise.errors import CacheExhaustedError
 from draftwise.outputs import FinishReason
 
@@ -223,3 +224,31 @@ def test_two_streams_and_a_call_share_the_engine(models, expected):
                 texts[which][piece.index] += piece.token_ids
     assert texts == [expected[0::2], expected[1::2]]
     assert_idle(llm)
+
+
+def test_a_batch_is_closed_until_a_request_joins_running_ones(models, monkeypatch):
+    monkeypatch.setattr(scheduler, "_STEPS_TO_CLOSE", 3)
+    engine = build(models, max_batch_size=2).engine
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    seen = []
+    next_batch = engine._scheduler.next_batch
+
+    def noted(*arguments):
+        batch = next_batch(*arguments)
+        seen.append((batch.is_closed, [state.num_left for state in batch.states(lambda r: 3)]))
+        return batch
+
+    monkeypatch.setattr(engine._scheduler, "next_batch", noted)
+    first = engine.add(None, [1, 2], params)
+    engine.step()
+    assert seen == [(True, [40])]
+    engine.add(None, [3], params)
+    engine.add(None, [4], SamplingParams(max_tokens=40, ignore_eos=True))
+    engine.step()
+    assert seen[-1][0] is False  # a request joined, and another waits
+    assert seen[-1][1] == [None, None]
+    engine.cancel(first)
+    for _ in range(4):
+        engine.step()
+    assert [is_closed for is_closed, _ in seen[2:]] == [False, False, False, True]
+    assert all(left is not None for left in seen[-1][1])

@@ -50,6 +50,7 @@ class Batch:
         token_history: tokens of ``generating`` so far; ``None`` if no penalty needs them.
         uniforms: random numbers of ``generating``; ``None`` if all requests are greedy.
         lenience: lenience of each of ``generating``; 1 preserves the target's distribution exactly.
+        is_closed: whether no other request is expected before these have ended.
     """
 
     chunks: list[PromptChunk]
@@ -59,6 +60,7 @@ class Batch:
     token_history: TokenHistory | None
     uniforms: StepUniforms | None
     lenience: list[float]
+    is_closed: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -108,6 +110,7 @@ class Batch:
             else self.token_history.rows(device_indices),
             uniforms=None if self.uniforms is None else self.uniforms.rows(host_indices),
             lenience=[self.lenience[index] for index in indices],
+            is_closed=self.is_closed,
         )
 
     def states(self, room: Callable[[Request], int]) -> list[RequestState]:
@@ -117,7 +120,7 @@ class Batch:
             room: the maximum number of tokens that the proposer can propose for a request.
         """
         return [
-            request.state(request.draft_limit(room(request)) if can_draft else 0)
+            request.state(request.draft_limit(room(request)) if can_draft else 0, self.is_closed)
             for request, can_draft in zip(self.generating, self.can_draft, strict=True)
         ]
 

@@ -25,6 +25,8 @@ from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 
 # Batches whose sampling parameters are cached: two, because halves of all requests may alternate.
 _KEPT_CONTROLS = 2
+# Steps without a new request among running ones after which no other is expected.
+_STEPS_TO_CLOSE = 256
 
 
 class Scheduler:
@@ -76,6 +78,7 @@ class Scheduler:
         self._free_slots = list(range(target_cache.num_cache_slots))
         self._controls: dict[tuple[int, ...], LogitControls] = {}
         self._changing: Request | None = None
+        self._steps_since_joining = _STEPS_TO_CLOSE
 
     @property
     def num_unfinished(self) -> int:
@@ -231,6 +234,7 @@ class Scheduler:
                 lenience if r.speculation.lenience is None else r.speculation.lenience
                 for r in generating
             ],
+            is_closed=not self._waiting and self._steps_since_joining >= _STEPS_TO_CLOSE,
         )
 
     def commit(
@@ -344,6 +348,7 @@ class Scheduler:
         return len(request.tokens) - self._target_cache.lengths[request.cache_slot]
 
     def _admit(self) -> None:
+        self._steps_since_joining += 1
         while self._waiting and self._free_slots:
             request = self._waiting[0]
             if self._reserved_tokens + request.max_total_tokens > self.max_cached_tokens:
@@ -356,6 +361,8 @@ class Scheduler:
             if self._prefixes is not None:
                 self._prefixes.admit(request)
             self._histories.begin(row, request.tokens if request.params.uses_penalties else ())
+            if any(running.num_output_tokens for running in self._running.values()):
+                self._steps_since_joining = 0
             # An interrupt here leaves the request in the running or waiting collection, or in both.
             self._running[row] = request
             self._waiting.popleft()

@@ -1,10 +1,11 @@
 """The guard of every policy: drafts may lose at most one step, and one per cent of the time.
 
 A :class:`Guard` keeps an account in steps without drafts. The account begins with one step. Every
-step adds one per cent, and what its drafts saved. Drafts are shortened until the account covers the
-time of the step in the case that no drafted token is accepted. So if step times are estimated
-correctly, the loss over any run against no speculation is at most one step and one per cent. The
-rule is that of conservative bandits (Wu et al. 2016, arXiv 1602.04282).
+step adds one per cent, and what its drafts saved (:mod:`draftwise.policies.makespan`). Drafts are
+shortened until the account covers the time of the step in the case that no drafted token is
+accepted. Continuations are looked for if the account covers that and one token more. So if step
+times are estimated correctly, the loss over any run against no speculation is at most one step and
+one per cent. The rule is that of conservative bandits (Wu et al. 2016, arXiv 1602.04282).
 
 The estimates need steps without drafts, with which others are compared. The first two steps at a
 batch size are such steps. Another one follows as soon as a fixed share of the time has paid for
@@ -15,6 +16,7 @@ Preparing passes of new sizes, which happens once, is not charged to the account
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
@@ -28,8 +30,10 @@ from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import Outcome
 from draftwise.core.types import StepTimes as MeasuredTimes
 from draftwise.policies.inputs import RequestState
+from draftwise.policies.makespan import Makespan
 from draftwise.policies.step_times import COPIES, SCORED, TREES, StepTimes
 
+Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 
@@ -92,6 +96,7 @@ class Guard:
         self.balance = _START
         self._latency = latency
         self._buckets: dict[int, Bucket] = {}
+        self._makespan: Makespan | None = None
         self._between_steps: deque[float] = deque(maxlen=_USUAL_STEPS)
         self.begin(())
 
@@ -112,7 +117,18 @@ class Guard:
         size = len(requests)
         self._context = sum(request.num_tokens for request in requests)
         self.computed_alone = self.target(size, self._context)
-        self.bucket = self._buckets.setdefault(bucket_key(size), Bucket())
+        key = bucket_key(size)
+        if key not in self._buckets:
+            self._buckets[key] = Bucket()
+        self.bucket = self._buckets[key]
+        self._makespan = None
+
+    @property
+    def makespan(self) -> Makespan:
+        """The worth of tokens that the step gains."""
+        if self._makespan is None:
+            self._makespan = Makespan(self.requests, self.target)
+        return self._makespan
 
     # What steps take.
 
@@ -157,6 +173,14 @@ class Guard:
     def affords(self, seconds: float) -> bool:
         """Whether the account covers a step in the case that no drafted token is accepted."""
         return not self.enabled or seconds / self.alone - 1.0 <= self.balance
+
+    def affords_looking(self) -> bool:
+        """Whether the account covers looking for a continuation and verifying one token of it."""
+        if not self.enabled:
+            return True
+        kind = COPIES if self.bucket.times.weight(COPIES) else 0
+        seconds = self.target(len(self.requests) + 1, self._context)
+        return self.affords(seconds * self.bucket.times.factor(kind))
 
     def rests(self, prices: bool) -> bool:
         """Whether the step should draft nothing, so that its time can be compared with others.
@@ -206,6 +230,9 @@ class Guard:
         size = len(self.requests)
         if not size or len(outcome.num_verified) != size:
             return
+        if not any(outcome.num_drafted) and not self.looked:
+            self._observe_alone(times)
+            return
         drafted = np.array(outcome.num_drafted, np.int64)
         copied = np.array(outcome.is_copied or (False,) * size, bool)
         trees = outcome.paths is not None
@@ -223,20 +250,25 @@ class Guard:
         seconds = self._seconds_of_drafts(times)
         if times.is_typical and seconds > 0:
             bucket.times.observe(kind, seconds / computed)
-        if not kind:
-            bucket.since_none = 0
-            self.settle(1.0, 1.0)
-            return
         bucket.since_none += 1
         if bucket.times.is_known(kind):  # a pause of the machine is not due to the draft
             taken = computed * bucket.times.factor(kind)
         else:
             taken = min(seconds, _LONGEST_PAUSE * expected) if times.is_typical else expected
         taken += times.looking
-        tokens, relative = 1.0 + gained_tokens(outcome) / size, taken / self.alone
+        tokens = self.makespan.worth(1.0 + gained_tokens(outcome)) / size
+        relative = taken / self.alone
         bucket.tokens += _GAIN_WEIGHT * (tokens - bucket.tokens)
         bucket.seconds += _GAIN_WEIGHT * (relative - bucket.seconds)
         self.settle(tokens, relative)
+
+    def _observe_alone(self, times: MeasuredTimes) -> None:
+        """The same for a step without drafts."""
+        seconds = self._seconds_of_drafts(times)
+        if times.is_typical and seconds > 0:
+            self.bucket.times.observe(0, seconds / self.computed_alone)
+        self.bucket.since_none = 0
+        self.settle(1.0, 1.0 + times.looking / self.alone)
 
     def _seconds_of_drafts(self, times: MeasuredTimes) -> float:
         """Time of a step without looking for copies, and with the usual time between steps.
@@ -251,7 +283,7 @@ class Guard:
         """Add to the account what a step saved.
 
         Args:
-            tokens: gained tokens for each request.
+            tokens: worth of the gained tokens for each request.
             seconds: its time, relative to that of a step without drafts.
         """
         self.balance = min(self.balance + _INCOME + tokens - seconds, _MOST)
@@ -266,16 +298,17 @@ def _kind(lengths: Integers, by_model: Booleans, trees: bool) -> int:
     return int(np.where(by_model, lengths, 0).max()) or COPIES
 
 
-def gained_tokens(outcome: Outcome) -> float:
-    """Accepted tokens of all requests: their expectation where it is known."""
+def gained_tokens(outcome: Outcome) -> Floats:
+    """``[batch]`` accepted tokens of each request: their expectation where it is known."""
     if outcome.prefix_acceptance_prob is None or outcome.paths is not None:
-        return float(sum(outcome.num_accepted))
-    return float(outcome.prefix_acceptance_prob.sum())
+        return np.array(outcome.num_accepted, np.float64)
+    kept: Floats = outcome.prefix_acceptance_prob.sum(dim=1).cpu().double().numpy()
+    return kept
 
 
 def bucket_key(size: int) -> int:
     """The same number for similar batch sizes: above 2, the nearest power of two."""
-    return size if size <= 2 else 1 << round(np.log2(size))
+    return size if size <= 2 else 1 << round(math.log2(size))
 
 
 def slope(cost: StageCost, size: float) -> float:

@@ -56,6 +56,8 @@ class RequestState(NamedTuple):
             tokens. Empty without one.
         has_model: whether a draft model can draft for it.
         num_behind: number of its tokens that the draft model has not read yet, besides the newest.
+        num_left: most tokens that it can still gain, if nobody is expected to join the batch;
+            ``None`` otherwise.
     """
 
     num_tokens: int
@@ -68,6 +70,7 @@ class RequestState(NamedTuple):
     offer: Sequence[float] = ()
     has_model: bool = True
     num_behind: int = 0
+    num_left: int | None = None
 
 
 @dataclass(frozen=True)

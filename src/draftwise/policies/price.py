@@ -78,7 +78,7 @@ class Choice(NamedTuple):
         kind: of the step; see :mod:`draftwise.policies.step_times`.
         lengths: ``[batch]`` number of drafted or copied tokens.
         by_model: ``[batch]`` whether the model drafts them.
-        tokens: expected number of gained tokens.
+        tokens: expected worth of the gained tokens.
         computed: seconds by the profiled costs.
     """
 
@@ -146,7 +146,7 @@ class Adaptive(Policy):
         self._begin(requests)
         looked = self._looks or any(request.offer for request in requests)
         self._looks = False
-        if requests:
+        if looked or any(request.has_model for request in requests):
             self._take(self._with_copies() if looked else self._alone())
         return DraftPlan(self._choice.lengths.tolist(), (~self._choice.by_model).tolist())
 
@@ -219,7 +219,7 @@ class Adaptive(Policy):
             if not by_model.any():
                 continue
             lengths = np.where(by_model, own, copies.lengths)
-            tokens = size + float(np.where(by_model, gained[own], copies.kept).sum())
+            tokens = self._costs.makespan.worth(1.0 + np.where(by_model, gained[own], copies.kept))
             computed = self._costs.computed(lengths, by_model)
             kind = int(own[by_model].max())
             choices.append(Choice(kind, lengths, by_model, tokens, computed))
@@ -228,7 +228,7 @@ class Adaptive(Policy):
     def _copying(self, copies: Copies) -> Choice:
         """The choice in which the model drafts nothing."""
         computed = self._costs.computed(copies.lengths, self._none.by_model)
-        tokens = len(self._requests) + float(copies.kept.sum())
+        tokens = self._costs.makespan.worth(1.0 + copies.kept)
         return Choice(COPIES, copies.lengths, self._none.by_model, tokens, computed)
 
     def _copies(self) -> Copies:
@@ -311,7 +311,7 @@ class Adaptive(Policy):
         if times.looking:  # beside a draft model
             cost = math.log1p(times.looking / self._seconds(self._choice))
             self._memory.looking -= _LOOKING_WEIGHT * cost
-        if outcome.prefix_acceptance_prob is None:
+        if outcome.prefix_acceptance_prob is None or not any(outcome.num_drafted):
             return
         if times.prepared and not times.num_prompt_tokens:
             extra = max(0.0, times.total / self._costs.alone - 1.0)

@@ -120,7 +120,7 @@ class PolicyRouter(Policy):
         """Whether any policy of the step does. A step that rests looks for nothing."""
         self._divide(requests)
         self._looked = False
-        if not self._rests:
+        if not self._rests and (self.guard is None or self.guard.affords_looking()):
             # Ask every policy, because some policies count their steps.
             wanted = [policy.looks_for_offers(_own(requests, own)) for policy, own in self._parts]
             self._looked = any(wanted)
