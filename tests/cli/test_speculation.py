@@ -96,6 +96,7 @@ def test_the_summary_has_counts_and_the_account(command, monkeypatch):
     assert result["policy_options"] == {}
     assert result["num_drafted"] >= result["num_verified"] >= result["num_accepted"] > 0
     assert result["guard_balance"] <= 16
+    assert isinstance(result["seconds_saved"], float)
     assert result["advised_num_speculative_tokens"] is None
 
 
@@ -105,6 +106,7 @@ def test_fixed_draft_lengths_get_advice(command):
     accepted = result["num_accepted"] / result["num_steps"]
     advised = advised_draft_length(accepted, 5)
     assert result["advised_num_speculative_tokens"] == advised
+    assert result["seconds_saved"] is None  # no step without drafts was measured
     assert result["guard_balance"] is None
     _, out, _ = command("--policy", "fixed")
     summary = rows(out)

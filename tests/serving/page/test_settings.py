@@ -15,7 +15,7 @@ def status(visit):
 
 
 def test_unchanged_settings_are_not_sent(visit, fake):
-    visit.ask("a & b")
+    visit.choose("text").ask("a & b")
     assert fake.bodies == [
         {
             "model": "zoo:target@200m",
@@ -80,7 +80,7 @@ def test_a_policy_that_is_not_lossless_is_marked(visit):
 
 def test_several_models_can_be_selected(new_visit, fake):
     fake.models = ["one", "other"]
-    visit = new_visit().open().ready()
+    visit = new_visit().open().ready().unfold()
     visit.at("#model").select_option("other")
     visit.ask("x")
     assert fake.bodies[0]["model"] == "other"
@@ -168,7 +168,7 @@ def test_lenience_by_load_can_be_set(visit, fake):
 
 def test_lenience_by_load_is_shown_and_can_be_replaced(new_visit, fake):
     fake.speculation["lenience"] = {"0": 1.0, "8": 0.9}
-    visit = new_visit().open().ready()
+    visit = new_visit().open().ready().unfold()
     expect(visit.at("#composer [data-field=lenience] .shown")).to_have_text("1.00, 0.90 from 8")
     rows = visit.at(f"{OPERATOR} .rule li")
     expect(rows).to_have_count(2)
