@@ -5,8 +5,8 @@
 
 The head of the page, up to a comment, is kept, and its counts of verdicts are updated. Each section
 is a table of the claims of one source. The first row of a study links to its figure. A claim
-has the remark of `reasons.json` in the results folder after its measurement; an empty remark is left
-out. Studies without results are left out. The numbers of claims and remarks must match, so that the
+has the remark of `reasons.json` in the results folder after its measurement, unless that is empty.
+Studies without results are left out. The numbers of claims and remarks must match, so that the
 remarks are reviewed after new measurements.
 """
 

@@ -112,7 +112,7 @@ def test_the_verdict_comes_last(screen, seconds, texts, verdict):
     comparison = Comparison(Run([texts[0]], 2.0), Run([texts[1]], seconds), greedy=True)
     show_comparison(screen, llm, comparison, batch_size=1)
     shown = screen.file.getvalue().strip().splitlines()
-    assert verdict in shown[-1]
+    assert verdict in " ".join(shown[-2:])
     bars = {line.split()[0]: line.count("━") for line in shown if "━" in line}
     assert max(bars.values()) == 40
     assert bars["target"] == (20 if seconds == 1.0 else 40)

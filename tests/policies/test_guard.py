@@ -36,8 +36,8 @@ class Machine:
 
     Attributes:
         lost: for each step, the time lost so far against no speculation, in steps without drafts.
-        saved: for each step, the guard's estimate of the seconds that its drafts saved for a request
-            that gained three tokens, and the true ones.
+        saved: for each step, the seconds that its drafts saved for a request that gained three
+            tokens: the guard's estimate, and the true ones.
     """
 
     def __init__(self, policy, acceptance, slower=1.0, noise=0.0, guarded=True):
@@ -199,14 +199,13 @@ def test_prompts_and_disturbed_steps_teach_no_times():
     assert guard.bucket.times.factor(0) == 1.0
 
 
-@pytest.mark.parametrize("slower", [1.0, 1.5])
 @pytest.mark.parametrize("size", [1, 8])
-def test_the_seconds_that_drafts_save_are_estimated(size, slower):
-    machine = Machine("fixed", 0.9, slower=slower).run(size, 200)
+def test_the_seconds_that_drafts_save_are_estimated(size):
+    machine = Machine("fixed", 0.9, noise=0.02).run(size, 200)
     steps = list(zip(machine.saved, machine.drafted, strict=True))
     assert sum(length > 0 for _, length in steps[50:]) > 50
-    for (estimated, true), length in steps[50:]:
-        assert estimated == pytest.approx(true, rel=0.05 if length else 0.0, abs=1e-4)
+    estimated, true = np.array([pair for pair, _ in steps[50:]]).T
+    assert estimated.sum() == pytest.approx(true.sum(), rel=0.05)
 
 
 def test_savings_are_unknown_before_a_step_without_drafts():

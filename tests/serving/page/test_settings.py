@@ -225,3 +225,18 @@ def test_without_a_draft_speculation_is_hidden(new_visit, fake):
     for figure in ("accepted", "rate", "lossless"):
         expect(visit.at(f"#summary [data-figure={figure}]")).to_be_hidden()
     expect(visit.at("#summary [data-figure=tokens]")).to_be_visible()
+
+
+def test_settings_are_folded_into_a_line(new_visit, fake):
+    visit = new_visit().open().ready()
+    expect(visit.at("#own-policy")).to_be_hidden()
+    words = visit.at("#settings-summary [data-part=words]")
+    expect(words).to_have_text("sv, γ 5, lenience 1.00, temperature 0.7, at most 128 tokens")
+    visit.at("#settings-summary").click()
+    visit.at("#own-policy").select_option("off")
+    visit.at("#temperature").fill("0")
+    visit.at("#settings-summary").click()
+    expect(words).to_have_text("target alone, temperature 0, at most 128 tokens")
+    fake.refusal = (400, error("must be something else", "temperature"), {})
+    visit.send("x")
+    expect(visit.at("#temperature")).to_be_focused()
