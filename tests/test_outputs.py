@@ -21,3 +21,12 @@ def test_sums():
     assert stats == SpeculationStats(True, 11, 22, 33, 44, 55)
     stats.add(SpeculationStats(lossless=False))
     assert stats == SpeculationStats(False, 11, 22, 33, 44, 55)
+
+
+def test_savings_are_summed_and_unknown_if_any_is_unknown():
+    stats = SpeculationStats(seconds_saved=0.5)
+    stats.add(SpeculationStats(seconds_saved=-0.75))
+    assert stats.seconds_saved == -0.25
+    stats.add(SpeculationStats(seconds_saved=None))
+    stats.add(SpeculationStats(seconds_saved=1.0))
+    assert stats.seconds_saved is None

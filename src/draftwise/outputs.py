@@ -64,6 +64,9 @@ class SpeculationStats:
         num_verified: number of drafted tokens verified by the target.
         num_accepted: number of drafted tokens accepted by the target.
         num_tokens: number of generated tokens.
+        seconds_saved: what the tokens would have taken without drafts, less what they took, by the
+            guard's estimates of step times; negative if drafts cost time, ``None`` if steps without
+            drafts were not measured.
     """
 
     lossless: bool = True
@@ -73,6 +76,7 @@ class SpeculationStats:
     num_accepted: int = 0
     num_tokens: int = 0
     num_scored: int = 0
+    seconds_saved: float | None = field(default=0.0, compare=False)
 
     @property
     def mean_accepted_length(self) -> float:
@@ -93,6 +97,14 @@ class SpeculationStats:
         self.num_accepted += other.num_accepted
         self.num_tokens += other.num_tokens
         self.num_scored += other.num_scored
+        self.add_saved(other.seconds_saved)
+
+    def add_saved(self, seconds: float | None) -> None:
+        """Add what drafts saved in a step; ``None`` if it is not known."""
+        if self.seconds_saved is None or seconds is None:
+            self.seconds_saved = None
+        else:
+            self.seconds_saved += seconds
 
 
 @dataclass(frozen=True)

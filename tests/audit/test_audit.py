@@ -172,6 +172,8 @@ def test_the_report_has_everything_and_no_key(tmp_path, right):
     page = (tmp_path / "audit.html").read_text()
     assert "draftwise audit &lt;URL&gt;" in page
     assert "curl -s" in page
+    assert page.index("The audited server:") < page.index("The baseline:")
+    assert page.index("stop strings: the smallest case") < page.index("<h2>Checks</h2>")
 
 
 def test_there_must_be_a_baseline():

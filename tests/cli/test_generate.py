@@ -71,7 +71,7 @@ def test_compare_shows_both_and_equal_texts(command, prompt_file):
     arguments = ["generate", "--prompts", prompt_file, "--compare", "--max-tokens=16"]
     status, out, _ = command(*arguments, "--dtype=float32")
     assert status == 0
-    for shown in ("target only", "speed-up", "all 4 texts are identical", "lossless"):
+    for shown in ("target only", "times as fast", "all 4 texts are identical", "lossless"):
         assert shown in out
     _, out, _ = command(*arguments, "--dtype=float32", "--json")
     compared = json.loads(out)["compare"]

@@ -96,6 +96,7 @@ def test_the_summary_has_counts_and_the_account(command, monkeypatch):
     assert result["policy_options"] == {}
     assert result["num_drafted"] >= result["num_verified"] >= result["num_accepted"] > 0
     assert result["guard_balance"] <= 16
+    assert result["seconds_saved"] is None  # every step drafts
     assert result["advised_num_speculative_tokens"] is None
 
 
@@ -105,6 +106,7 @@ def test_fixed_draft_lengths_get_advice(command):
     accepted = result["num_accepted"] / result["num_steps"]
     advised = advised_draft_length(accepted, 5)
     assert result["advised_num_speculative_tokens"] == advised
+    assert result["seconds_saved"] is None  # no step without drafts was measured
     assert result["guard_balance"] is None
     _, out, _ = command("--policy", "fixed")
     summary = rows(out)
@@ -236,3 +238,11 @@ def test_help_fits_a_hundred_columns(draftwise):
     panels = [line.split()[1] for line in lines if line.startswith("╭─")]
     named = ["Prompts", "Models", "Speculation", "Sampling", "Running", "Output"]
     assert panels == ["Arguments", "Options", *named]
+
+
+def test_savings_are_known_with_a_guard(command):
+    _, out, _ = command("--policy", "fixed", "--guard", "--max-tokens", "32", "--json")
+    result = json.loads(out)
+    assert isinstance(result["speculation"]["seconds_saved"], float)
+    saved = [output["speculation"]["seconds_saved"] for output in result["outputs"]]
+    assert result["speculation"]["seconds_saved"] == pytest.approx(sum(saved))

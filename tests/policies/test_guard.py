@@ -36,6 +36,8 @@ class Machine:
 
     Attributes:
         lost: for each step, the time lost so far against no speculation, in steps without drafts.
+        saved: for each step, the seconds that its drafts saved for a request that gained three
+            tokens: the guard's estimate, and the true ones.
     """
 
     def __init__(self, policy, acceptance, slower=1.0, noise=0.0, guarded=True):
@@ -44,7 +46,7 @@ class Machine:
         self.acceptance, self.slower, self.noise = acceptance, slower, noise
         self.random = random.Random(0)
         self.lost = [0.0]
-        self.drafted = []
+        self.drafted, self.saved = [], []
 
     def run(self, size, num_steps):
         for _ in range(num_steps):
@@ -71,6 +73,8 @@ class Machine:
         self.router.observe(outcome, times)
         saved = float(table.sum()) / size - ((draft + verify) / alone - 1.0)
         self.lost.append(self.lost[-1] - saved)
+        estimate = self.router.guard.saved(3)
+        self.saved.append((estimate, 3 * alone - draft - verify))
 
 
 STATIC = [name for name, policy in POLICIES.items() if name in ("fixed", "heuristic", "smartspec")]
@@ -193,3 +197,18 @@ def test_prompts_and_disturbed_steps_teach_no_times():
         guard.observe(nothing, StepTimes(0.0, 0.0, 0.0, 9.0, 0.0, 0.0, **more))
     assert guard.bucket.times.num_steps == 0
     assert guard.bucket.times.factor(0) == 1.0
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_the_seconds_that_drafts_save_are_estimated(size):
+    machine = Machine("fixed", 0.9, noise=0.02).run(size, 200)
+    steps = list(zip(machine.saved, machine.drafted, strict=True))
+    assert sum(length > 0 for _, length in steps[50:]) > 50
+    estimated, true = np.array([pair for pair, _ in steps[50:]]).T
+    assert estimated.sum() == pytest.approx(true.sum(), rel=0.05)
+
+
+def test_savings_are_unknown_before_a_step_without_drafts():
+    machine = Machine("fixed", 0.9, guarded=False).run(1, 20)
+    assert all(length > 0 for length in machine.drafted)
+    assert all(estimate is None for estimate, _ in machine.saved)

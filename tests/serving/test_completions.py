@@ -101,6 +101,7 @@ def test_speculation_settings_of_a_request(client):
         return ask(client, **body).json()["usage"]["speculation"]
 
     alone = speculation(enabled=False)
+    assert alone["seconds_saved"] == 0
     assert alone["num_drafted"] == 0
     assert alone["num_steps"] == 24
     assert speculation(policy="fixed", num_speculative_tokens=2)["mean_accepted_length"] <= 3

@@ -23,7 +23,7 @@ class Case:
     """The smallest case of a failure.
 
     Attributes:
-        commands: commands of a shell that show it, first that of the audited server.
+        commands: commands of a shell that show it. The last one is the baseline's.
         expected: what the baseline says.
         found: what the audited server said.
     """

@@ -10,9 +10,16 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from draftwise.benchmark.measure import OnStep, Run, compare, timed_generate, with_seeds
+from draftwise.cli.comparison_view import comparison_view
 from draftwise.cli.interruption import interruptible, reader_may_be_gone
 from draftwise.cli.live import AnswerPrinter, Answers, progress
-from draftwise.cli.render import describe, show_comparison, show_summary
+from draftwise.cli.render import (
+    SPECULATIVE,
+    TARGET_ONLY,
+    describe,
+    show_comparison,
+    show_summary,
+)
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError
 from draftwise.llm import LLM
@@ -106,17 +113,17 @@ def compare_prompts(
     answers = Answers(prompts, each)
     running = llm
     start = perf_counter()
+    with comparison_view(console, len(prompts)) as view:
 
-    def on_turn(other: LLM) -> None:
-        nonlocal running
-        running = other
-
-    with progress(console, "comparing", 2 * len(prompts)) as advance:
+        def on_turn(other: LLM) -> None:
+            nonlocal running
+            running = other
+            view.begin_turn(SPECULATIVE if other is llm else TARGET_ONLY)
 
         def on_step(advanced: list[Request]) -> None:
             if running is llm:
                 answers.on_step(advanced)
-            advance(advanced)
+            view.on_step(advanced)
 
         comparison = _until_interrupted(
             on_step, lambda follow: compare(llm, prompts, each, batch_size, follow, on_turn)

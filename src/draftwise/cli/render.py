@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +31,10 @@ STYLES = {
     TokenSource.BONUS: "bold cyan",
     TokenSource.TARGET: "",
 }
+# Names of the two ways to decode that are compared.
+TARGET_ONLY, SPECULATIVE = "target only", "speculative"
+# Columns of the longest bar.
+_BAR = 40
 _MEANINGS = {
     TokenSource.DRAFT: "drafted and accepted",
     TokenSource.COPY: "copied and accepted",
@@ -63,10 +68,8 @@ def show_comparison(console: Console, llm: LLM, comparison: Comparison, batch_si
     table.add_column("")
     for name in ("tokens", "seconds", "tokens/s", "acceptance", "tokens/step"):
         table.add_column(name, justify="right")
-    for name, run in (
-        ("target only", comparison.target_only),
-        ("speculative", comparison.speculative),
-    ):
+    runs = {TARGET_ONLY: comparison.target_only, SPECULATIVE: comparison.speculative}
+    for name, run in runs.items():
         stats = run.stats
         table.add_row(
             name,
@@ -77,14 +80,14 @@ def show_comparison(console: Console, llm: LLM, comparison: Comparison, batch_si
             f"{stats.mean_accepted_length:.2f}",
         )
     console.print(table)
-    console.print(
-        f"speed-up [bold green]{comparison.speedup:.2f}x[/] at batch size {batch_size}; "
-        f"{_equality(llm, comparison)}"
-    )
     stats = comparison.speculative.stats
     for name, finding in findings(llm, stats).items():
         console.print(f"[dim]{name}:[/] {finding}")
     console.print(losslessness(llm, stats))
+    console.print()
+    console.print(_bars(runs))
+    console.print()
+    console.print(_verdict(llm, comparison, batch_size))
 
 
 def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[str, Any]:
@@ -166,6 +169,26 @@ def _model(model: LoadedModel) -> str:
     return f"{model.name} ({model.num_parameters / 1e6:.1f} M parameters, {dtype})"
 
 
+def _bars(runs: Mapping[str, Run]) -> Table:
+    """A bar for the speed of each run."""
+    fastest = max(run.tokens_per_second for run in runs.values())
+    table = Table.grid(padding=(0, 2))
+    for name, run in runs.items():
+        bar = "━" * max(1, round(_BAR * run.tokens_per_second / fastest))
+        table.add_row(name, Text(bar, style="green"), f"{run.tokens_per_second:.1f} tokens/s")
+    return table
+
+
+def _verdict(llm: LLM, comparison: Comparison, batch_size: int) -> str:
+    speedup = comparison.speedup
+    style = "bold green" if speedup >= 1 else "bold yellow"
+    slower = "" if speedup >= 1 else " (drafts cost time here)"
+    return (
+        f"[{style}]{speedup:.2f} times as fast[/]{slower} at batch size {batch_size}, and "
+        f"{_equality(llm, comparison)}"
+    )
+
+
 def _equality(llm: LLM, comparison: Comparison) -> str:
     same, total = comparison.num_identical, comparison.num_compared
     if not comparison.speculative.stats.lossless:
@@ -173,7 +196,8 @@ def _equality(llm: LLM, comparison: Comparison) -> str:
     if not comparison.greedy:
         return "sampled texts differ, but their distribution is the same"
     if same == total:
-        return f"[bold]all {total} texts are identical[/]"
+        which = "both texts" if total == 1 else f"all {total} texts"
+        return f"[bold]{which} are identical[/]"
     explanation = ""
     if llm.target.model.dtype != torch.float32:
         explanation = (

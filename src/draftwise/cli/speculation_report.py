@@ -98,6 +98,7 @@ def describe_stats(stats: SpeculationStats) -> dict[str, Any]:
         "num_scored": stats.num_scored,
         "mean_accepted_length": stats.mean_accepted_length,
         "acceptance_rate": stats.acceptance_rate,
+        "seconds_saved": stats.seconds_saved,
         "lossless": stats.lossless,
     }
 

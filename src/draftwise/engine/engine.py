@@ -221,13 +221,14 @@ class Engine:
         self._times_since_step.append(self.times)
         policies.observe(outcome, self.times)
         self._costs.observe(step, self.times)
-        step.take_notes()
+        num_before = step.take_notes()
         if outcome.paths is not None:
             step = self._verifier.keep_paths(step)
         plan = step.accepted or step.plan
         wanted = batch.wants_logprobs
         logprobs = token_logprobs(batch, plan, outcome, step.logits) if wanted else {}
         advanced = self._scheduler.commit(batch, plan, outcome, logprobs, step.states)
+        step.note_savings(num_before)
         self._forget([r.request_id for r in advanced if r.finish_reason is not None])
         self._rest = step.clock.since_last_lap()
         return advanced

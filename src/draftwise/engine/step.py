@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -147,8 +148,12 @@ class Step(PreparedStep):
         """Total number of tokens of all requests in the step."""
         return sum(len(request.tokens) for request in self.batch.generating)
 
-    def take_notes(self) -> None:
-        """Record which outputs are no longer exactly the target's, and which drafts were scored."""
+    def take_notes(self) -> list[int]:
+        """Record which outputs are no longer exactly the target's, and which drafts were scored.
+
+        Returns:
+            Number of tokens of each request before the step.
+        """
         batch, scored, pipeline = self.batch, self.num_scored, self.pipeline
         for index, request in enumerate(batch.generating):
             policy = pipeline.policies.get(request.speculation.policy)
@@ -157,6 +162,20 @@ class Step(PreparedStep):
                 request.stats.lossless = False
             if scored and pipeline.oracle is None:
                 request.stats.num_scored += scored[index]
+        return [request.stats.num_tokens for request in batch.generating]
+
+    def note_savings(self, num_before: Sequence[int]) -> None:
+        """Record what the drafts of the step saved, once its tokens were appended.
+
+        Args:
+            num_before: number of tokens of each request before the step.
+        """
+        guard = self.pipeline.policies.guard
+        unknown = None if any(self.outcome.num_drafted) else 0.0
+        for request, before in zip(self.batch.generating, num_before, strict=True):
+            gained = request.stats.num_tokens - before
+            if gained:
+                request.stats.add_saved(unknown if guard is None else guard.saved(gained))
 
 
 class CostLearner:

@@ -98,6 +98,8 @@ class Guard:
         self._buckets: dict[int, Bucket] = {}
         self._makespan: Makespan | None = None
         self._between_steps: deque[float] = deque(maxlen=_USUAL_STEPS)
+        # Seconds of the latest step, and of a step without drafts.
+        self._latest: tuple[float, float] | None = None
         self.begin(())
 
     @property
@@ -227,6 +229,7 @@ class Guard:
 
     def observe(self, outcome: Outcome, times: MeasuredTimes) -> None:
         """Learn from a step, and settle the account."""
+        self._latest = None
         size = len(self.requests)
         if not size or len(outcome.num_verified) != size:
             return
@@ -250,14 +253,17 @@ class Guard:
         seconds = self._seconds_of_drafts(times)
         if times.is_typical and seconds > 0:
             bucket.times.observe(kind, seconds / computed)
+        alone = self.alone
         bucket.since_none += 1
         if bucket.times.is_known(kind):  # a pause of the machine is not due to the draft
             taken = computed * bucket.times.factor(kind)
         else:
             taken = min(seconds, _LONGEST_PAUSE * expected) if times.is_typical else expected
         taken += times.looking
+        if bucket.times.has_reference:
+            self._latest = taken, alone
         tokens = self.makespan.worth(1.0 + gained_tokens(outcome)) / size
-        relative = taken / self.alone
+        relative = taken / alone
         bucket.tokens += _GAIN_WEIGHT * (tokens - bucket.tokens)
         bucket.seconds += _GAIN_WEIGHT * (relative - bucket.seconds)
         self.settle(tokens, relative)
@@ -268,7 +274,24 @@ class Guard:
         if times.is_typical and seconds > 0:
             self.bucket.times.observe(0, seconds / self.computed_alone)
         self.bucket.since_none = 0
-        self.settle(1.0, 1.0 + times.looking / self.alone)
+        alone = self.alone
+        taken = alone + times.looking
+        self._latest = taken, alone
+        self.settle(1.0, taken / alone)
+
+    def saved(self, num_tokens: int) -> float | None:
+        """Seconds that the drafts of the latest step saved for one of its requests.
+
+        They are the time that its tokens would have taken without drafts, less the time of the
+        step. ``None`` if no step without drafts was measured at this batch size.
+
+        Args:
+            num_tokens: number of tokens that the request gained.
+        """
+        if self._latest is None:
+            return None
+        taken, alone = self._latest
+        return num_tokens * alone - taken
 
     def _seconds_of_drafts(self, times: MeasuredTimes) -> float:
         """Time of a step without looking for copies, and with the usual time between steps.

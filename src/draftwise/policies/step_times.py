@@ -62,6 +62,11 @@ class StepTimes:
         """In how many steps a kind was measured, with forgetting; 0 if never."""
         return self._known.get(kind, _NOTHING).weight
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether steps without drafts were measured, beside what the profile says."""
+        return self.weight(0) > 1.0
+
     def is_known(self, kind: int) -> bool:
         """Whether a kind was measured in enough steps for an estimate of its own."""
         return self.weight(kind) >= _FEW_STEPS

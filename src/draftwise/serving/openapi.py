@@ -39,6 +39,10 @@ class SpeculationUsage(BaseModel):
     num_accepted: int
     mean_accepted_length: float
     acceptance_rate: float
+    seconds_saved: float | None = Field(
+        description="Seconds that drafts saved, estimated from the times of steps without drafts. "
+        "Negative if drafts cost time; null if such steps were not measured yet."
+    )
 
 
 class PromptTokensDetails(BaseModel):
@@ -146,6 +150,7 @@ class ModelCard(BaseModel):
     root: str
     max_model_len: int
     eos_token_ids: list[int] = Field(description="Tokens that end a text.")
+    has_chat_template: bool = Field(description="Whether chats can be sent.")
 
 
 class ModelList(BaseModel):

@@ -147,9 +147,12 @@ class Service:
     @property
     def tool_call_parser(self) -> str | None:
         """Name of the parser of tool calls; ``None`` if the format of the model is unknown."""
+        return self.settings.tool_call_parser or detect_parser(self._chat_template)
+
+    @property
+    def _chat_template(self) -> Any:
         own = getattr(self.client.model.tokenizer, "chat_template", None)
-        template = self.settings.chat_template or own
-        return self.settings.tool_call_parser or detect_parser(template)
+        return self.settings.chat_template or own
 
     async def chat(self, body: ChatBody, tooling: Tooling, client: str) -> Generation:
         """Prepare the answers to a body of `/v1/chat/completions`.
@@ -248,6 +251,7 @@ class Service:
             "root": self.client.model.name,
             "max_model_len": self.client.model.max_model_len,
             "eos_token_ids": list(self.client.model.eos_token_ids),
+            "has_chat_template": bool(self._chat_template),
         }
 
     async def _generation(

@@ -122,7 +122,7 @@ class Correlation(Study):
                     main > 0.5,
                 ),
                 Finding.of(
-                    "This holds for any companion of similar size.",
+                    "The agreement holds for any companion of similar size.",
                     f"correlations from {min(values.values()):.2f} to {max(values.values()):.2f}",
                     [value > 0.5 for value in values.values()],
                 ),

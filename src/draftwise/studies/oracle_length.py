@@ -158,7 +158,7 @@ class OracleLength(Study):
                     deviation > 0.5 * data["mean"],
                 ),
                 Finding.of(
-                    "It varies throughout the context, so no fixed length is optimal.",
+                    "The length varies throughout the context, so no fixed length is optimal.",
                     f"standard deviations of {spreads} tokens in {len(bins)} parts of the context",
                     everywhere,
                 ),

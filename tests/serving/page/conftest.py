@@ -91,4 +91,5 @@ def new_visit(browser, base_url):
 
 @pytest.fixture
 def visit(new_visit):
-    return new_visit().open().ready()
+    """A visit with all settings shown."""
+    return new_visit().open().ready().unfold()

@@ -57,6 +57,7 @@ class FakeServer:
         refusal: (status, body, headers) sent instead of an answer.
         change_refusal: the body sent instead of a change.
         key: the API key it wants.
+        has_chat_template: whether the models have one.
         usage: what speculation came to, in the last chunk.
         stats: the figures sent next.
         asked: (path, body, headers) of every POST and PATCH.
@@ -82,6 +83,7 @@ class FakeServer:
             "num_accepted": 6,
             "mean_accepted_length": 2.5,
             "acceptance_rate": 0.6,
+            "seconds_saved": 0.5,
         }
         self.speculation = {
             "enabled": True,
@@ -122,6 +124,7 @@ class FakeServer:
             "uptime_seconds": 4000.0,
         }
         self.models = ["zoo:target@200m"]
+        self.has_chat_template = True
         self.asked = []
         self.num_polls = 0
         self.left = threading.Event()
@@ -153,7 +156,8 @@ class FakeServer:
 
         @app.get("/v1/models", **guarded)
         def models():
-            return {"object": "list", "data": [{"id": name} for name in self.models]}
+            about = {"has_chat_template": self.has_chat_template}
+            return {"object": "list", "data": [{"id": name, **about} for name in self.models]}
 
         @app.get("/v1/stats", **guarded)
         def stats():

@@ -58,6 +58,7 @@ def test_nothing_overflows_a_phone(new_visit, fake, rule):
     fake.pieces = [("draft", "long" * 60), ("bonus", " x = " + "y" * 300), ("target", "z")]
     visit = new_visit(**PHONE).open().ready()
     walks.fits(visit)
+    visit.unfold()
     visit.slide("#own-lenience", 0.5)
     visit.slide("#own-gamma", 1)
     visit.ask("unbroken" * 50)
@@ -74,14 +75,13 @@ def test_a_phone_scrolls_to_the_answer(new_visit):
 
 def test_nothing_overflows_a_phone_in_a_chat(new_visit):
     visit = new_visit(**PHONE).open().ready()
-    visit.at("input[value=chat]").check(force=True)
     visit.ask("unbroken" * 50)
     walks.fits(visit)
 
 
 def test_dark_mode_is_supported(new_visit):
-    light = new_visit(color_scheme="light").open().ready()
-    dark = new_visit(color_scheme="dark").open().ready()
+    light = new_visit(color_scheme="light").open().ready().unfold()
+    dark = new_visit(color_scheme="dark").open().ready().unfold()
     for selector in ("body", ".card.answer", "#send", "#own-policy"):
         grounds = [brightness(each, selector, "backgroundColor") for each in (light, dark)]
         inks = [brightness(each, selector, "color") for each in (light, dark)]
@@ -90,7 +90,7 @@ def test_dark_mode_is_supported(new_visit):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(new_visit, scheme):
-    visit = new_visit(color_scheme=scheme).open().ready()
+    visit = new_visit(color_scheme=scheme).open().ready().unfold()
     visit.ask("x")
     faint = visit.page.evaluate(
         """() => {

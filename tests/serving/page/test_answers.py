@@ -1,4 +1,6 @@
-"""Streamed answers: sources of tokens, counts, stopping and errors."""
+"""Streamed answers: sources of tokens, counts, verdict, stopping and errors."""
+
+import re
 
 import pytest
 from playwright.sync_api import expect
@@ -28,6 +30,7 @@ def test_the_sources_look_different_without_colour(visit):
 
 
 def test_markup_in_an_answer_is_text(visit, fake):
+    visit.choose("text")
     fake.pieces = [
         ("draft", "<script>alert(1)</script>"),
         ("target", "&amp; <b>bold</b>"),
@@ -120,6 +123,7 @@ def test_a_full_queue_shows_the_retry_time(visit, fake):
 
 
 def test_the_status_of_a_response_without_json_is_shown(visit):
+    visit.choose("text")
     visit.page.route(
         "**/v1/completions", lambda route: route.fulfill(status=413, body="<h1>Too large</h1>")
     )
@@ -128,6 +132,7 @@ def test_the_status_of_a_response_without_json_is_shown(visit):
 
 
 def test_an_incomplete_stream_is_reported(visit):
+    visit.choose("text")
     piece = '{"choices": [{"text": "a", "tokens": [{"text": "a", "source": "draft"}]}]}'
     visit.page.route(
         "**/v1/completions",
@@ -139,6 +144,7 @@ def test_an_incomplete_stream_is_reported(visit):
 
 
 def test_streams_may_have_any_line_ends_and_comments(visit):
+    visit.choose("text")
     pieces = ["a\\u2028", "b"]
     lines = [": awake", ""]
     for text in pieces:
@@ -154,7 +160,6 @@ def test_streams_may_have_any_line_ends_and_comments(visit):
 
 
 def test_a_chat_sends_earlier_messages(visit, fake):
-    visit.at("input[value=chat]").check(force=True)
     visit.ask("first")
     expect(visit.at("#prompt")).to_have_value("")
     visit.ask("second")
@@ -174,7 +179,6 @@ def test_a_chat_sends_earlier_messages(visit, fake):
 
 
 def test_a_chat_message_without_an_answer_can_be_sent_again(visit, fake):
-    visit.at("input[value=chat]").check(force=True)
     visit.ask("first")
     fake.refusal = (500, error("broken"), {})
     visit.send("second")
@@ -224,3 +228,56 @@ def test_answers_can_be_compared(visit, fake):
     visit.at("#own-policy").select_option("off")
     visit.ask("x")
     expect(rows.first.locator("td").first).to_have_text("target alone, temperature 0.7")
+
+
+@pytest.mark.parametrize(
+    ("usage", "verdict", "note"),
+    [
+        ({"seconds_saved": 50.0}, r"[\d.,]+ × as fast as without drafts", "drafts saved 50.00 s"),
+        ({"seconds_saved": -500.0}, "100 % slower than without drafts", "drafts cost 500.00 s"),
+        ({"seconds_saved": 0.0}, "As fast as without drafts", "estimate"),
+        ({"seconds_saved": None}, "Speed without drafts: not known yet", "no step without drafts"),
+        ({"seconds_saved": 0.0, "num_drafted": 0}, "As fast as without drafts", "no token drafted"),
+    ],
+)
+def test_the_speed_is_compared_with_that_without_drafts(visit, fake, usage, verdict, note):
+    fake.usage |= usage
+    visit.ask("x")
+    expect(visit.at("#verdict b")).to_have_text(re.compile(f"^{verdict}$"))
+    expect(visit.at("#verdict span")).to_contain_text(note)
+
+
+def test_the_ratio_of_speeds_is_that_of_the_times(visit, fake):
+    fake.held.clear()
+    fake.usage["seconds_saved"] = 1.0
+    visit.send("x")
+    visit.page.wait_for_timeout(1000)
+    fake.held.set()
+    visit.ended()
+    seconds = 10 / float(visit.figure("speed").replace(",", ""))
+    shown = float(visit.at("#verdict b").inner_text().split()[0])
+    assert shown == pytest.approx((seconds + 1.0) / seconds, rel=0.01)
+
+
+def test_a_server_that_reports_no_savings_gets_no_verdict(visit, fake):
+    del fake.usage["seconds_saved"]
+    visit.ask("x")
+    expect(visit.at("#verdict")).to_be_hidden()
+
+
+def test_a_model_without_a_chat_template_continues_texts(new_visit, fake):
+    fake.has_chat_template = False
+    visit = new_visit().open().ready()
+    expect(visit.at("input[value=text]")).to_be_checked()
+    expect(visit.at("input[value=chat]")).to_be_disabled()
+    visit.ask("x")
+    assert [path for path, *_ in fake.asked] == ["/v1/completions"]
+
+
+def test_a_first_answer_needs_no_scrolling(new_visit, fake):
+    fake.pieces = [("draft", f" word{number}") for number in range(128)]
+    visit = new_visit().open().ready()
+    visit.ask("Why is the sky blue?")
+    for shown in ("#verdict", "#transcript", "#summary"):
+        expect(visit.at(shown)).to_be_in_viewport(ratio=1)
+    assert visit.page.evaluate("() => scrollY") == 0

@@ -121,7 +121,7 @@ def test_time_per_step_is_shown_by_phase(visit):
     ]
     assert visit.at(".positions b").all_inner_texts() == ["90", "70", "50"]
     expect(visit.at(".prefixes")).to_have_text("Prompt tokens found in the prefix cache: 42 %")
-    expect(visit.at(".guard")).to_have_text("Steps without drafts that later drafts may cost: 12.3")
+    expect(visit.at(".guard")).to_have_text("Account of the guard, in steps without drafts: 12.3")
 
 
 def test_polling_resumes_when_the_server_is_back(new_visit, fake):

@@ -16,7 +16,7 @@ def base_url(server):
 
 @pytest.mark.parametrize("mode", ["text", "chat"])
 def test_an_answer_equals_that_of_the_api(visit, client, mode):
-    visit.at(f"input[name=mode][value={mode}]").check(force=True)
+    visit.choose(mode)
     visit.at("#temperature").fill("0")
     visit.at("#max-tokens").fill("40")
     walks.one_answer(visit, PROMPT)

@@ -15,7 +15,7 @@ def status(visit):
 
 
 def test_unchanged_settings_are_not_sent(visit, fake):
-    visit.ask("a & b")
+    visit.choose("text").ask("a & b")
     assert fake.bodies == [
         {
             "model": "zoo:target@200m",
@@ -80,7 +80,7 @@ def test_a_policy_that_is_not_lossless_is_marked(visit):
 
 def test_several_models_can_be_selected(new_visit, fake):
     fake.models = ["one", "other"]
-    visit = new_visit().open().ready()
+    visit = new_visit().open().ready().unfold()
     visit.at("#model").select_option("other")
     visit.ask("x")
     assert fake.bodies[0]["model"] == "other"
@@ -168,7 +168,7 @@ def test_lenience_by_load_can_be_set(visit, fake):
 
 def test_lenience_by_load_is_shown_and_can_be_replaced(new_visit, fake):
     fake.speculation["lenience"] = {"0": 1.0, "8": 0.9}
-    visit = new_visit().open().ready()
+    visit = new_visit().open().ready().unfold()
     expect(visit.at("#composer [data-field=lenience] .shown")).to_have_text("1.00, 0.90 from 8")
     rows = visit.at(f"{OPERATOR} .rule li")
     expect(rows).to_have_count(2)
@@ -225,3 +225,18 @@ def test_without_a_draft_speculation_is_hidden(new_visit, fake):
     for figure in ("accepted", "rate", "lossless"):
         expect(visit.at(f"#summary [data-figure={figure}]")).to_be_hidden()
     expect(visit.at("#summary [data-figure=tokens]")).to_be_visible()
+
+
+def test_settings_are_folded_into_a_line(new_visit, fake):
+    visit = new_visit().open().ready()
+    expect(visit.at("#own-policy")).to_be_hidden()
+    words = visit.at("#settings-summary [data-part=words]")
+    expect(words).to_have_text("sv, γ 5, lenience 1.00, temperature 0.7, at most 128 tokens")
+    visit.at("#settings-summary").click()
+    visit.at("#own-policy").select_option("off")
+    visit.at("#temperature").fill("0")
+    visit.at("#settings-summary").click()
+    expect(words).to_have_text("target alone, temperature 0, at most 128 tokens")
+    fake.refusal = (400, error("must be something else", "temperature"), {})
+    visit.send("x")
+    expect(visit.at("#temperature")).to_be_focused()

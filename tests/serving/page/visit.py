@@ -36,6 +36,17 @@ class Visit:
         expect(self.at("#model-target")).not_to_have_text("–")
         return self
 
+    def choose(self, mode):
+        """Choose "chat" or "text"."""
+        self.at(f"input[name=mode][value={mode}]").check(force=True)
+        return self
+
+    def unfold(self):
+        """Show the settings of the request."""
+        # Without a click, which would move the focus.
+        self.at("#settings").evaluate("each => { each.open = true; }")
+        return self
+
     def send(self, prompt):
         self.at("#prompt").fill(prompt)
         self.at("#send").click()

@@ -18,10 +18,12 @@ export class Composer {
   #gamma;
   #lenience;
   #served = null;
+  #words;
 
   constructor(form) {
     this.#form = form;
     this.#fields = new Fields(form);
+    this.#words = form.querySelector("[data-part=words]");
     this.#gamma = new FollowingSlider(this.#fields.get("num_speculative_tokens"), (value) =>
       count(value, "token"),
     );
@@ -32,7 +34,9 @@ export class Composer {
     form.addEventListener("change", (event) => {
       if (event.target.name === "mode") this.#label();
       if (event.target.name === "policy") this.#explain();
+      this.#summarise();
     });
+    form.addEventListener("input", () => this.#summarise());
     this.#label();
   }
 
@@ -49,22 +53,33 @@ export class Composer {
     this.#form.elements.prompt.value = text;
   }
 
-  /** Show the served models; the select is hidden if there is only one. */
-  showModels(names) {
+  /** Show the served models; the select is hidden if there is only one. Without a chat template, texts
+   * are continued. */
+  showModels(models) {
     const select = this.#form.elements.model;
-    select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
-    select.closest("[data-field]").hidden = names.length < 2;
+    select.replaceChildren(...models.map(({ id }) => element("option", { value: id }, id)));
+    select.closest("[data-field]").hidden = models.length < 2;
+    if (models.some((model) => model.has_chat_template)) return;
+    const [chat, text] = this.#form.elements.mode;
+    chat.disabled = true;
+    chat.parentElement.title = "The model has no chat template.";
+    text.checked = true;
+    this.#label();
   }
 
   /** Show the server’s settings in fields that the user has not changed. */
   showSpeculation(speculation) {
     this.#served = speculation;
-    if (!speculation.enabled) return;
+    if (!speculation.enabled) {
+      this.#summarise();
+      return;
+    }
     this.#gamma.limit(speculation.max_num_speculative_tokens);
     this.#gamma.follow(speculation.num_speculative_tokens);
     this.#lenience.follow(speculation.lenience, startOf(speculation.lenience));
     this.#showPolicies(speculation);
     this.#explain();
+    this.#summarise();
   }
 
   /** The body of a request without its messages or prompt; null if a field is invalid. */
@@ -160,6 +175,16 @@ export class Composer {
 
   #warn(note) {
     note.hidden = !(this.#lenience.own !== null && this.#lenience.own < 1);
+  }
+
+  /** Show the settings where they are folded away. */
+  #summarise() {
+    if (this.#served === null) return;
+    const { temperature, max_tokens: most } = this.#form.elements;
+    const settings = { temperature: temperature.value || undefined };
+    if (this.#served.enabled) settings.speculation = this.#speculation();
+    const limit = most.value === "" ? "" : `, at most ${count(Number(most.value), "token")}`;
+    this.#words.textContent = this.inWords(settings) + limit;
   }
 
   #label() {

@@ -27,6 +27,8 @@ export class Field {
   /** Show an error next to the control, and describe the control with it for screen readers. */
   refuse(message) {
     this.clear();
+    const folded = this.box.closest("details");
+    if (folded) folded.open = true;
     this.#error.textContent = message;
     this.#error.hidden = false;
     this.#refused = this.control;

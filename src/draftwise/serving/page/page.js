@@ -55,7 +55,7 @@ function show(speculation) {
 
 async function learn() {
   const [models, speculation] = await Promise.all([client.models(), client.speculation()]);
-  composer.showModels(models.data.map(({ id }) => id));
+  composer.showModels(models.data);
   show(speculation);
   known = true;
 }

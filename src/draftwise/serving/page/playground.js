@@ -33,7 +33,7 @@ export class Playground {
     this.legend = new Legend(page.querySelector("#legend"), (source) =>
       this.transcript.single(source),
     );
-    this.summary = new Summary(page.querySelector("#summary"));
+    this.summary = new Summary(page.querySelector("#summary"), page.querySelector("#verdict"));
     this.pastAnswers = new PastAnswers(page.querySelector("#past-answers"));
     this.card = page.querySelector(".answer");
     this.empty = page.querySelector("#nothing-yet");
