@@ -146,18 +146,18 @@ def test_interrupted_steps_are_repeated(load, monkeypatch):
     expected = texts(load(enable_prefix_caching=False))
     speculation = unguarded("suffix", policy="fixed", num_speculative_tokens=4)
     llm = load(speculation)
-    plan, calls = RecurrentCache.plan, 0
+    check, calls = RecurrentCache.check, 0
 
     def interrupted(self, *arguments):
         nonlocal calls
         calls += 1
         if calls % 7 == 3:
             raise KeyboardInterrupt
-        return plan(self, *arguments)
+        return check(self, *arguments)
 
     engine = llm.engine
     requests = [engine.add(None, prompt, GREEDY) for prompt in prompts(20)]
-    monkeypatch.setattr(RecurrentCache, "plan", interrupted)
+    monkeypatch.setattr(RecurrentCache, "check", interrupted)
     while engine.num_unfinished:
         try:
             engine.step()
