@@ -3,10 +3,10 @@
     python benchmarks/recurrent.py --output recurrent.json
     python benchmarks/recurrent.py --models zoo:hybrid@200m modules:zoo:hybrid@200m zoo:target@200m
 
-"hybrid" has the shape of Qwen3.5-0.8B with random weights and a smaller vocabulary, and "attention" as
-many weights in layers of attention alone. "modules:" runs the modules of transformers. All take turns.
-Every pass over 8 tokens keeps one of them, as after a rejection. The kernels of recurrences and
-convolutions are also called alone, with states that other passes have displaced from the cache.
+"hybrid" has the shape of Qwen3.5-0.8B with random weights and a smaller vocabulary, and "attention"
+as many weights in layers of attention alone. "modules:" runs the modules of transformers. All take
+turns. Every pass over 8 tokens keeps one of them, as after a rejection. The kernels of recurrences
+and convolutions are also called alone, with states that other passes have displaced from the cache.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ def kernels(model: PackedModel, size: int, count: int) -> Callable[[], object]:
     """The recurrences and convolutions of a pass, as :func:`steps` has them."""
     library = native_library()
     assert library is not None
-    threads, kept = library.threads(), []
+    threads = library.threads()
     cache = RecurrentCache(model.recurrent, size, torch.bfloat16, CPU)
+    kept: list[object] = [cache]
     segments = np.array([(slot, 0, count, 0) for slot in range(size)], np.int64)
     tokens = size * count
 
@@ -146,7 +147,7 @@ def kernels(model: PackedModel, size: int, count: int) -> Callable[[], object]:
             )
         )
 
-    def run() -> None:
+    def run(_: object = kept) -> None:
         for each in recurrences:
             library.recur(ctypes.byref(each), ctypes.byref(threads))
         for each in convolutions:

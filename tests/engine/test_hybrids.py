@@ -89,6 +89,14 @@ def test_drafts_do_not_change_texts(load, models, family, draft, policy):
     assert texts(llm, prompts(20)[::-1]) == expected[::-1]
 
 
+def test_the_longest_drafts_do_not_change_texts(load, models, family):
+    """They need as many rows as are kept, or more after steps without drafts."""
+    speculation = unguarded(
+        models.folder(recipe(family).draft(0.1)), policy="fixed", num_speculative_tokens=64
+    )
+    assert texts(load(speculation), prompts(6)) == texts(load(), prompts(6))
+
+
 def test_stored_prefixes_do_not_change_texts(load, models, family):
     speculation = unguarded(
         models.folder(recipe(family).draft(0.1)), policy="fixed", num_speculative_tokens=3
