@@ -4,7 +4,7 @@ import pytest
 
 from draftwise import SamplingParams
 from draftwise.engine.drafting.recorded import RecordedBackend
-from draftwise.models.decoder_spec import DESCRIBED_ARCHITECTURES
+from draftwise.models.decoder_families import DESCRIBED_ARCHITECTURES, HYBRID_ARCHITECTURES
 from draftwise.models.static_steps import StepMode
 
 from ..architectures import CONTEXT, DESCRIBED, NUM_TOKENS, PROMPTS, WITH_WINDOWS, continuation
@@ -16,9 +16,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_described_architecture_is_tested(models):
-    """Those with experts are tested with the native kernels, which alone compute them."""
+    """Those with experts or recurrences are tested with the native kernels, which compute them."""
     tested = {type(models.reference(each)).__name__ for each in DESCRIBED.values()}
-    assert tested == DESCRIBED_ARCHITECTURES - {f"{each}ForCausalLM" for each in WITH_EXPERTS}
+    with_experts = {f"{each}ForCausalLM" for each in WITH_EXPERTS}
+    assert tested == DESCRIBED_ARCHITECTURES - with_experts - HYBRID_ARCHITECTURES
 
 
 @pytest.mark.covering("place", "family", "policy", "batch_size")

@@ -89,6 +89,14 @@ def test_drafts_do_not_change_texts(load, models, family, draft, policy):
     assert texts(llm, prompts(20)[::-1]) == expected[::-1]
 
 
+def test_the_longest_drafts_do_not_change_texts(load, models, family):
+    """They need as many rows as are kept, or more after steps without drafts."""
+    speculation = unguarded(
+        models.folder(recipe(family).draft(0.1)), policy="fixed", num_speculative_tokens=64
+    )
+    assert texts(load(speculation), prompts(6)) == texts(load(), prompts(6))
+
+
 def test_stored_prefixes_do_not_change_texts(load, models, family):
     speculation = unguarded(
         models.folder(recipe(family).draft(0.1)), policy="fixed", num_speculative_tokens=3
@@ -146,18 +154,18 @@ def test_interrupted_steps_are_repeated(load, monkeypatch):
     expected = texts(load(enable_prefix_caching=False))
     speculation = unguarded("suffix", policy="fixed", num_speculative_tokens=4)
     llm = load(speculation)
-    plan, calls = RecurrentCache.plan, 0
+    check, calls = RecurrentCache.check, 0
 
     def interrupted(self, *arguments):
         nonlocal calls
         calls += 1
         if calls % 7 == 3:
             raise KeyboardInterrupt
-        return plan(self, *arguments)
+        return check(self, *arguments)
 
     engine = llm.engine
     requests = [engine.add(None, prompt, GREEDY) for prompt in prompts(20)]
-    monkeypatch.setattr(RecurrentCache, "plan", interrupted)
+    monkeypatch.setattr(RecurrentCache, "check", interrupted)
     while engine.num_unfinished:
         try:
             engine.step()

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 IDS = torch.randint(0, 200, (14,), generator=torch.Generator().manual_seed(2))
 # With experts; dense, in two ways; with recurrent layers.
 NAMES = ["gemma4, experts", "glm4", "nemotron"]
-NAMES += ["lfm2", "granitehybrid", "qwen35", "qwen35, equal heads", "qwen35moe"]
+NAMES += ["qwen35", "qwen35moe"]
 
 
 def logits(model, ids, rows=None):

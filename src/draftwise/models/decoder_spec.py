@@ -1,15 +1,15 @@
 """Decoder-only models as data: what Draftwise's own forward passes read of Hugging Face's modules.
 
-A :class:`DecoderSpec` describes the families that differ from Llama in norms, activation, rotary
-embedding, biases, experts and constant factors.
-:class:`draftwise.kernels.native.decoder.NativeDecoder` computes any model that has one, and
-:class:`draftwise.models.decoder.DecoderForward` any such model without experts. Windows of
-attention are not part of it: they belong to :class:`draftwise.models.kv_cache.LayerShape`.
+A :class:`DecoderSpec` describes models that differ from Llama in norms, activation, rotary
+embedding, biases, gates, experts, recurrences and constant factors; see
+:mod:`draftwise.models.decoder_families`. :class:`draftwise.kernels.native.decoder.NativeDecoder`
+computes any model that has one, and :class:`draftwise.models.decoder.DecoderForward` any such model
+without gates, experts and recurrences. Windows of attention are not part of it: they belong to
+:class:`draftwise.models.kv_cache.LayerShape`.
 """
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.rotary import depends_on_length, rotary_settings
-from draftwise.checkpoints.stored.inputs import quantizes_inputs
-from draftwise.models.experts_spec import ExpertsSpec, experts_spec
+from draftwise.models.experts_spec import ExpertsSpec
+from draftwise.models.recurrence_spec import RecurrenceSpec
 
 
 class Activation(StrEnum):
@@ -36,6 +36,11 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "gelu": Activation.GELU,
 }
+
+
+def activation_named(name: str) -> Activation | None:
+    """The activation with a name of a configuration; ``None`` if it is not supported."""
+    return _ACTIVATIONS.get(name)
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,15 @@ class LayerSpec:
     """One decoder layer.
 
     Attributes:
-        qkv: linear layers that together compute queries, keys and values, in this order.
-        out: the linear layer of the attention's output.
+        qkv: linear layers that together compute queries, keys and values, in this order; or what a
+            recurrence reads, in the order of ``RecurrentKind`` of ``recurrent_layer.h``.
+        out: the linear layer of the output of attention or recurrence.
         gate_up: linear layers that together compute gate and up projection, in this order; empty if
             the layer has only experts.
         down: the linear layer of the feed-forward block's output; ``None`` if the layer has only
             experts.
-        attention_norm: norm of the attention's input; ``None`` for none.
-        attention_out_norm: norm of the attention's output before it is added; ``None`` for none.
+        attention_norm: norm of the input of attention or recurrence; ``None`` for none.
+        attention_out_norm: norm of their output before it is added; ``None`` for none.
         mlp_norm: norm of the feed-forward block's input; ``None`` for none.
         mlp_out_norm: norm of its output before it is added; ``None`` for none.
         q_norm: norm of the queries before they are rotated; ``None`` for none. A weight of the size
@@ -74,6 +80,7 @@ class LayerSpec:
         experts: experts of which each token chooses some. Their output is added to that of the
             feed-forward block, if the layer has both. ``None`` for none.
         sinks: ``[heads]`` float32 scores of attention sinks; ``None`` for none.
+        recurrence: what the layer computes in place of attention; ``None`` for attention.
     """
 
     qkv: tuple[nn.Linear, ...]
@@ -89,6 +96,7 @@ class LayerSpec:
     rotary: str | None
     experts: ExpertsSpec | None = None
     sinks: Tensor | None = None
+    recurrence: RecurrenceSpec | None = None
 
     @property
     def linear_layers(self) -> tuple[nn.Linear, ...]:
@@ -189,6 +197,8 @@ class DecoderSpec:
         residual_scale: factor of a block's output before it is added.
         rotary: rotary embeddings by key.
         state_input: how a drafting head reads states of a target; ``None`` for other models.
+        has_gates: whether each query is followed by a gate, whose sigmoid is a factor of the head's
+            output.
     """
 
     embedding: nn.Embedding
@@ -208,230 +218,17 @@ class DecoderSpec:
     residual_scale: float
     rotary: dict[str, RotaryTable]
     state_input: StateInputSpec | None = None
+    has_gates: bool = False
 
     @property
     def experts(self) -> list[ExpertsSpec]:
         """The experts of all layers that have some."""
         return [layer.experts for layer in self.layers if layer.experts is not None]
 
-
-@dataclass(frozen=True)
-class _Family:
-    """How a family names and defines its norms.
-
-    Attributes:
-        attention_norm, attention_out_norm, mlp_norm, mlp_out_norm: attribute of a layer that holds
-            the norm; ``None`` if the family has none.
-        adds_one: whether a norm's factor is 1 + weight.
-        scales_embedding: whether the embedding is multiplied by √hidden_size in its own dtype.
-    """
-
-    attention_norm: str | None = "input_layernorm"
-    attention_out_norm: str | None = None
-    mlp_norm: str | None = "post_attention_layernorm"
-    mlp_out_norm: str | None = None
-    adds_one: bool = False
-    scales_embedding: bool = False
-
-
-_LLAMA = _Family()
-_OLMO = _Family(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-_GEMMA = _Family(
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-    adds_one=True,
-    scales_embedding=True,
-)
-_FAMILIES = {
-    "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": _LLAMA,
-    "Qwen2ForCausalLM": _LLAMA,
-    "Qwen3ForCausalLM": _LLAMA,
-    "Phi3ForCausalLM": _LLAMA,
-    "GraniteForCausalLM": _LLAMA,
-    "SmolLM3ForCausalLM": _LLAMA,
-    "GemmaForCausalLM": _Family(adds_one=True, scales_embedding=True),
-    "Gemma2ForCausalLM": _GEMMA,
-    "Gemma3ForCausalLM": _GEMMA,
-    "Olmo2ForCausalLM": _OLMO,
-    "Olmo3ForCausalLM": _OLMO,
-    "MixtralForCausalLM": _LLAMA,
-    "Qwen2MoeForCausalLM": _LLAMA,
-    "Qwen3MoeForCausalLM": _LLAMA,
-    "OlmoeForCausalLM": _LLAMA,
-    "Glm4MoeForCausalLM": _LLAMA,
-    "GptOssForCausalLM": _LLAMA,
-}
-DESCRIBED_ARCHITECTURES = frozenset(_FAMILIES)
-
-
-def activation_named(name: str) -> Activation | None:
-    """The activation with a name of a configuration; ``None`` if it is not supported."""
-    return _ACTIVATIONS.get(name)
-
-
-def is_described(model: nn.Module) -> bool:
-    """Whether a model belongs to a family that :func:`decoder_spec` can describe."""
-    return _architecture(model) in _FAMILIES
-
-
-def _architecture(model: nn.Module) -> str:
-    """The class of a model, or for a model of text and images that of its text model."""
-    name = type(model).__name__
-    if name in _FAMILIES or not hasattr(model, "get_decoder"):
-        return name
-    decoder = _decoder(model)
-    is_part = getattr(decoder, "config", None) is not getattr(model, "config", None)
-    # Gemma3TextModel belongs to Gemma3ForCausalLM.
-    text = type(decoder).__name__.removesuffix("Model").removesuffix("Text")
-    return f"{text}ForCausalLM" if is_part and f"{text}ForCausalLM" in _FAMILIES else name
-
-
-def _decoder(model: Any) -> Any:
-    return model.get_decoder()
-
-
-def why_not_described(model: nn.Module) -> str | None:
-    """Why :func:`decoder_spec` cannot describe a model, as a clause; ``None`` if it can."""
-    if not is_described(model):
-        return f"its architecture is {type(model).__name__}"
-    causal: Any = model
-    activation = _activation_name(causal.config.get_text_config())
-    if activation not in _ACTIVATIONS:
-        return f"its activation is {activation}"
-    if quantizes_inputs(model):
-        return "its layers quantise their inputs"
-    if causal.get_output_embeddings().bias is not None:
-        return "its head has a bias"
-    config = causal.config.get_text_config()
-    if getattr(config, "clip_qkv", None) is not None:
-        return "it limits queries, keys and values"
-    if getattr(config, "n_group", 1) not in (None, 1):
-        return "its experts are chosen in groups"
-    return None
-
-
-def why_not_operations(model: nn.Module) -> str | None:
-    """Why :class:`draftwise.models.decoder.DecoderForward` cannot compute a model.
-
-    Returns:
-        A clause; ``None`` if it can.
-    """
-    reason = why_not_described(model)
-    if reason is None and any(hasattr(module, "experts") for module in model.modules()):
-        return "its layers have experts"
-    return reason
-
-
-def decoder_spec(model: nn.Module) -> DecoderSpec:
-    """Describe a model.
-
-    Args:
-        model: a model for which :func:`why_not_described` returns ``None``.
-    """
-    causal: Any = model
-    decoder, config = _decoder(causal), causal.config.get_text_config()
-    family = _FAMILIES[_architecture(model)]
-    embedding: nn.Embedding = decoder.embed_tokens
-    attention = decoder.layers[0].self_attn
-    head_size: int = attention.head_dim
-    num_heads = attention.o_proj.in_features // head_size
-    layers = tuple(_layer(layer, family, config) for layer in decoder.layers)
-    widths = sum(each.out_features for each in layers[0].qkv) // head_size
-    return DecoderSpec(
-        embedding,
-        _embedding_scale(embedding, family, config),
-        layers,
-        _norm(decoder.norm, family),
-        causal.get_output_embeddings(),
-        1.0 / getattr(config, "logits_scaling", 1.0),
-        getattr(config, "final_logit_softcapping", None),
-        num_heads,
-        (widths - num_heads) // 2,
-        head_size,
-        embedding.embedding_dim,
-        _ACTIVATIONS[_activation_name(config)],
-        attention.scaling,
-        getattr(config, "attn_logit_softcapping", None),
-        getattr(config, "residual_multiplier", 1.0),
-        _rotary(decoder.rotary_emb, layers),
-    )
-
-
-def _layer(layer: Any, family: _Family, config: Any) -> LayerSpec:
-    attention, mlp = layer.self_attn, layer.mlp
-    experts = experts_spec(mlp) if hasattr(mlp, "experts") else None
-    if experts is not None:  # of these, the block that all tokens use
-        mlp = getattr(mlp, "shared_expert", getattr(mlp, "shared_experts", None))
-    qkv = (
-        (attention.qkv_proj,)
-        if hasattr(attention, "qkv_proj")
-        else (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    gate_up: tuple[nn.Linear, ...] = ()
-    if mlp is not None:
-        is_joined = hasattr(mlp, "gate_up_proj")
-        gate_up = (mlp.gate_up_proj,) if is_joined else (mlp.gate_proj, mlp.up_proj)
-
-    def norm(module: Any, name: str | None) -> NormSpec | None:
-        found = None if name is None else getattr(module, name, None)
-        return None if found is None else _norm(found, family)
-
-    return LayerSpec(
-        qkv,
-        attention.o_proj,
-        gate_up,
-        None if mlp is None else mlp.down_proj,
-        norm(layer, family.attention_norm),
-        norm(layer, family.attention_out_norm),
-        norm(layer, family.mlp_norm),
-        norm(layer, family.mlp_out_norm),
-        norm(attention, "q_norm"),
-        norm(attention, "k_norm"),
-        _rotary_key(attention, config),
-        experts,
-        attention.sinks.detach().float() if hasattr(attention, "sinks") else None,
-    )
-
-
-def _norm(norm: Any, family: _Family) -> NormSpec:
-    weight = norm.weight.detach().float()
-    epsilon = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
-    return NormSpec(weight + 1.0 if family.adds_one else weight, epsilon)
-
-
-def _embedding_scale(embedding: nn.Embedding, family: _Family, config: Any) -> float:
-    if family.scales_embedding:
-        # The models round the factor to the dtype of the weights. Those that keep it rounded it to
-        # the dtype that they were loaded in.
-        kept = getattr(embedding, "embed_scale", config.hidden_size**0.5)
-        return float(torch.as_tensor(kept).to(embedding.weight.dtype))
-    scale: float = getattr(config, "embedding_multiplier", 1.0)
-    return scale
-
-
-def _activation_name(config: Any) -> str:
-    # Gemma's configurations have two fields. The models use the first one.
-    name = getattr(config, "hidden_activation", None) or config.hidden_act
-    return str(name)
-
-
-def _rotary_key(attention: Any, config: Any) -> str | None:
-    if not getattr(attention, "use_rope", True):
-        return None
-    types = getattr(config, "layer_types", None)
-    return str(types[attention.layer_idx]) if types else "full_attention"
-
-
-def _rotary(module: nn.Module, layers: tuple[LayerSpec, ...]) -> dict[str, RotaryTable]:
-    by_type = "layer_type" in inspect.signature(module.forward).parameters
-    keys = sorted({layer.rotary for layer in layers if layer.rotary is not None})
-    if by_type:
-        return {key: RotaryTable(module, key) for key in keys}
-    shared = RotaryTable(module, None)
-    return dict.fromkeys(keys, shared)
+    @property
+    def recurrences(self) -> list[RecurrenceSpec]:
+        """The recurrences of all layers that have one."""
+        return [layer.recurrence for layer in self.layers if layer.recurrence is not None]
 
 
 def _device(module: nn.Module) -> torch.device:

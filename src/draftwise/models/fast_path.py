@@ -19,7 +19,7 @@ from draftwise.kernels.native.suitability import (
     why_not_native,
     why_not_packed_whole,
 )
-from draftwise.models.decoder_spec import why_not_described, why_not_operations
+from draftwise.models.decoder_families import why_not_described, why_not_operations
 from draftwise.models.packed_modules import has_packed_modules
 
 # Time of a decoding pass on a CPU relative to the native kernels in bfloat16, for models that stay

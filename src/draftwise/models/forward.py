@@ -14,7 +14,7 @@ from draftwise.kernels.native.suitability import native_decoder
 from draftwise.models.attention_interface import following
 from draftwise.models.blocked_linear import block_linear_layers, can_block
 from draftwise.models.decoder import DecoderForward
-from draftwise.models.decoder_spec import (
+from draftwise.models.decoder_families import (
     decoder_spec,
     why_not_described,
     why_not_operations,

@@ -179,6 +179,7 @@ class Checks:
             self._refusing("cannot run on packed tokens"),
             following(probe),
             _without_experts(model if tensors else None),
+            _without_meta_attributes(model if tensors else None),
         ):
             arguments = {"input_ids": ids, "position_ids": positions, "use_cache": False}
             torch.func.functional_call(model, tensors, (), arguments)
@@ -261,6 +262,22 @@ def _without_experts(model: nn.Module | None) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward
+
+
+@contextmanager
+def _without_meta_attributes(model: nn.Module | None) -> Iterator[None]:
+    """Undo what a pass on meta tensors keeps in attributes, such as frequencies of longrope."""
+    modules = [] if model is None else list(model.modules())
+    kept = [dict(vars(module)) for module in modules]
+    try:
+        yield
+    finally:
+        for module, before in zip(modules, kept, strict=True):
+            for name, value in list(vars(module).items()):
+                if isinstance(value, Tensor) and value.is_meta and name not in before:
+                    del vars(module)[name]
+                elif isinstance(value, Tensor) and value.is_meta:
+                    vars(module)[name] = before[name]
 
 
 def relative_errors(actual: Tensor, expected: Tensor) -> Tensor:

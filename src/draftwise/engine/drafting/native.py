@@ -83,6 +83,10 @@ class NativeBackend:
         step, run = self._step, self._run
         slots = [step.cache_slots[request] for request in active]
         read = [self._num_read[request] + run.num_tokens - 1 for request in active]
+        recurrent = self._model.cache.recurrent
+        if recurrent is not None:
+            written = zip(slots, read, [num_tokens] * len(slots), strict=True)
+            recurrent.begin_pass(written)
         run.follow(active, slots, read)
         run.draw(num_tokens)
         return run.num_tokens

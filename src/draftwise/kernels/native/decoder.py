@@ -1,4 +1,4 @@
-"""Forward pass of Llama and models with the same layers in a single kernel call.
+"""Forward pass of Llama and models with similar layers in a single kernel call.
 
 A step of a small model takes as long as a few calls into PyTorch. In a step of a large model, the
 operations between the matrix products take a fifth of the time. As for every model, the logits are
@@ -34,11 +34,13 @@ from draftwise.kernels.native.narrow import (
 )
 from draftwise.kernels.native.packed import PACKED, embedding_blocks, packed_weight
 from draftwise.kernels.native.panels import interleaved, padded_to_panels, panels
+from draftwise.kernels.native.recurrent import recurrent_layer, recurrent_memory
 from draftwise.kernels.native.structures import (
     DecoderCache,
     DecoderCall,
     DecoderLayer,
     DecoderModel,
+    RecurrentLayer,
 )
 from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
 from draftwise.models.hidden_states import StateTap
@@ -80,6 +82,8 @@ class NativeDecoder:
         self.bits = bits
         self._kept: list[Tensor] = []
         self._experts: list[NativeExperts] = []
+        self._recurrent: list[RecurrentLayer] = []
+        self._recurrences = [layer.recurrence for layer in spec.layers]
         self.weight_bytes = 0
         embedding = spec.embedding
         self.dtype = embedding.weight.dtype
@@ -113,6 +117,7 @@ class NativeDecoder:
             self.dtype == torch.bfloat16,
             bits,
             ACTIVATIONS.index(spec.activation),
+            spec.has_gates,
             spec.norm.epsilon,
             spec.scaling,
             spec.softcap or 0.0,
@@ -156,24 +161,32 @@ class NativeDecoder:
         ]
         return self._keep(padded_to_panels(torch.cat(biases), self._library))
 
-    def _keep_matrix(self, *layers: nn.Linear, interleave: bool = False) -> int:
+    def _keep_matrix(
+        self, *layers: nn.Linear, interleave: bool = False, order: Tensor | None = None
+    ) -> int:
         """Pack the weights of layers with the same input, concatenated; returns the address.
 
         Args:
             layers: the layers.
             interleave: whether to interleave the first and the second half of the columns.
+            order: ``[columns]`` int64 columns in another order; ``None`` for that of the layers.
         """
-        packed = self._packed(layers, interleave)
+        packed = self._packed(layers, interleave, order)
         self.weight_bytes += packed.nbytes
         return self._keep(packed)
 
-    def _packed(self, layers: Sequence[nn.Linear], interleave: bool) -> Tensor:
+    def _packed(
+        self, layers: Sequence[nn.Linear], interleave: bool, order: Tensor | None
+    ) -> Tensor:
         library = self._library
         if self.bits == PACKED:
+            assert order is None
             return packed_weight([stored_rows(layer) for layer in layers], library, interleave)
 
         def joined(parts: list[Tensor]) -> Tensor:
             whole = torch.cat(parts)
+            if order is not None:
+                return whole[order]
             if not interleave:
                 return whole
             first, second = whole.chunk(2)
@@ -200,7 +213,8 @@ class NativeDecoder:
         to.q_norm_size = 0 if layer.q_norm is None else len(layer.q_norm.weight)
         to.k_norm_size = 0 if layer.k_norm is None else len(layer.k_norm.weight)
         to.rotary = -1 if layer.rotary is None else self._rotary_keys.index(layer.rotary)
-        to.qkv = self._keep_matrix(*layer.qkv)
+        order = None if layer.recurrence is None else layer.recurrence.order
+        to.qkv = self._keep_matrix(*layer.qkv, order=order)
         to.out = self._keep_matrix(layer.out)
         if layer.down is not None:
             to.gate_up = self._keep_matrix(*layer.gate_up, interleave=True)
@@ -214,6 +228,9 @@ class NativeDecoder:
         to.qkv_bias, to.out_bias = self._keep_biases(layer.qkv), self._keep_biases([layer.out])
         if layer.sinks is not None:
             to.sinks = self._keep(layer.sinks)
+        if layer.recurrence is not None:
+            self._recurrent.append(recurrent_layer(layer.recurrence, self._keep))
+            to.recurrent = ctypes.addressof(self._recurrent[-1])
         for each in layer.linear_layers:
             release_weight(each)
 
@@ -359,7 +376,11 @@ class NativeDecoder:
                 *(_addresses([table[side] for table in tables]) for side in (0, 1)),
             )
             plan = DecoderCache(*(ctypes.addressof(array) for array in arrays))
-            found = self._caches[cache] = plan, arrays
+            states = None
+            if cache.recurrent is not None:
+                states = recurrent_memory(cache.recurrent, self._recurrences)
+                plan.recurrent, plan.rows = (ctypes.addressof(each) for each in states)
+            found = self._caches[cache] = plan, (arrays, states)
         return found[0]
 
     def _angles(self, capacity: int) -> list[tuple[Tensor, Tensor]]:
@@ -395,7 +416,7 @@ def checked_segments(
         ``[segments, 4]`` cache slot, start, number of tokens and index of the first packed token.
 
     Raises:
-        ValueError: a token is outside the cache.
+        ValueError: a token is outside the cache, or a recurrent state is not at its position.
     """
     where = np.zeros((len(segments), 4), dtype=np.int64)
     where[:, :3] = segments
@@ -410,6 +431,8 @@ def checked_segments(
         or ends.max() > cache.capacity
     ):
         raise ValueError("tokens have no place in the cache")
+    if cache.recurrent is not None:
+        cache.recurrent.check(segments)
     return where
 
 

@@ -183,6 +183,7 @@ class DecoderLayer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
         *((name, ctypes.c_void_p) for name in ("qkv", "out", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("experts", "qkv_bias", "out_bias", "sinks")),
+        ("recurrent", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size", "rotary")),
         ("intermediate", ctypes.c_int64),
     )
@@ -218,7 +219,7 @@ class DecoderModel(ctypes.Structure):
         ("rotary_sizes", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("head_size", "vocab", "packs_experts")),
-        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits", "activation")),
+        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits", "activation", "has_gates")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
         *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
         *((name, ctypes.c_void_p) for name in ("state_input", "output_ids")),
@@ -234,7 +235,7 @@ class DecoderCache(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("keys", "values", "capacities", "windows")),
-        *((name, ctypes.c_void_p) for name in ("chunks", "cosines", "sines")),
+        *((name, ctypes.c_void_p) for name in ("chunks", "cosines", "sines", "recurrent", "rows")),
     )
 
 
@@ -323,6 +324,37 @@ class RecurrenceCall(ctypes.Structure):
     )
 
 
+class RecurrentLayer(ctypes.Structure):
+    """``RecurrentLayer`` of ``recurrent_layer.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("taps", "tap_bias", "step_bias", "rate", "skip")),
+        ("norm", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("kind", "width", "channels", "heads", "groups")),
+        *((name, ctypes.c_int64) for name in ("keys", "values", "norm_size")),
+        *((name, ctypes.c_double) for name in ("least_step", "most_step")),
+    )
+
+
+class RecurrentMemory(ctypes.Structure):
+    """``RecurrentMemory`` of ``recurrent_layer.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("states", "decays", "keys", "updates", "bases")),
+        ("ring", ctypes.c_void_p),
+        ("ring_size", ctypes.c_int64),
+    )
+
+
+class RecurrentRows(ctypes.Structure):
+    """``RecurrentRows`` of ``recurrent_layer.h``."""
+
+    _fields_ = (
+        ("final_lengths", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("most", "kept")),
+    )
+
+
 # ``NarrowHeader`` of ``narrow.h``: the start of a weight that is stored in fewer bits.
 NARROW_HEADER = np.dtype(
     [
@@ -369,6 +401,9 @@ _CALLS = (
         PackIntegersCall,
         Penalties,
         RecurrenceCall,
+        RecurrentLayer,
+        RecurrentMemory,
+        RecurrentRows,
         Sampling,
         ScoreCall,
         Softmax,

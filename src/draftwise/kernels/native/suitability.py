@@ -21,7 +21,9 @@ from draftwise.kernels.native.library import (
 )
 from draftwise.kernels.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are_compressible
 from draftwise.kernels.native.packed import PACKED, embedding_blocks, why_not_packed
-from draftwise.models.decoder_spec import DecoderSpec, decoder_spec, why_not_described
+from draftwise.kernels.native.recurrent import why_no_recurrence
+from draftwise.models.decoder_families import decoder_spec, why_not_described
+from draftwise.models.decoder_spec import DecoderSpec
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _MIB = 2**20
@@ -205,6 +207,8 @@ def why_not_packed_whole(model: nn.Module) -> str | None:
 
 def _why_not_packable(spec: DecoderSpec) -> str | None:
     """Why not all linear layers can be packed as integers with a scale per group."""
+    if any(each.order is not None for each in spec.recurrences):
+        return "the projections of its recurrences are stored in another order"
     joined: list[tuple[nn.Linear, ...]] = [(spec.head,)]
     if spec.state_input is not None:
         joined.append((spec.state_input.projection,))
@@ -234,13 +238,17 @@ def _missing_in_layers(spec: DecoderSpec) -> str | None:
         return f"its activation is {spec.activation}, which the native kernels do not have"
     if spec.head_size % 2 or any(table.size % 2 for table in spec.rotary.values()):
         return f"its heads have {spec.head_size} numbers, and the native kernels need pairs"
+    lacking = next(filter(None, map(why_no_recurrence, spec.recurrences)), None)
+    if lacking is not None:
+        return lacking
     for layer in spec.layers:
         down = () if layer.down is None else (layer.down,)
         biased = {"gate_proj": layer.gate_up, "down_proj": down}
         for name, linear in biased.items():
             if any(each.bias is not None for each in linear):
                 return f"its {name} has a bias, which the native kernels do not have"
-        norms = (layer.attention_norm, layer.mlp_norm, layer.attention_out_norm)
+        step = None if layer.recurrence is None else layer.recurrence.step
+        norms = (layer.attention_norm, layer.mlp_norm, layer.attention_out_norm, step)
         for norm in (*norms, layer.mlp_out_norm, layer.q_norm, layer.k_norm):
             if norm is not None and norm.epsilon != spec.norm.epsilon:
                 return "its norms have different epsilons, and the native kernels have one"
@@ -255,8 +263,10 @@ def _why_slower(spec: DecoderSpec, library: NativeLibrary) -> str | None:
     bfloat16.
     """
     if library.multiplies_tiles:
-        first = spec.layers[0]
-        depths = [first.qkv[0], first.out, *([] if first.down is None else [first.down])]
+        # Layers with a recurrence may have another depth than those with attention.
+        kinds = {layer.recurrence is None: layer for layer in reversed(spec.layers)}
+        depths = [each for layer in kinds.values() for each in (layer.qkv[0], layer.out)]
+        depths += [each.down for each in spec.layers[:1] if each.down is not None]
         if spec.state_input is not None:
             depths.append(spec.state_input.projection)
         for layer in depths:

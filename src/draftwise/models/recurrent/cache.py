@@ -24,7 +24,7 @@ from draftwise.models.recurrent.shapes import RecurrentShapes
 MAX_ROWS = 65
 # Rows that are kept of a pass with more tokens, which are a prompt's. They contain the end of a
 # stored block, so that the state there can be stored.
-_KEPT_ROWS = 16
+KEPT_ROWS = 16
 # The base of a state that an exception left half changed. No position is as large.
 _LOST = 2**62
 
@@ -39,6 +39,7 @@ class RecurrentCache:
         keys: ``[slots, MAX_ROWS, heads, keys]`` float32 of each state.
         updates: ``[slots, MAX_ROWS, heads, values]`` float32 of each state.
         bases: ``[states, slots]`` int64 position of each state.
+        final_lengths: ``[slots]`` int64; no token before this position will be rejected.
         inputs: ``[slots, size, channels]`` ring of each convolution. The input at position p is at
             p % size.
         bytes_per_slot: memory of a request of whose tokens few may be rejected.
@@ -73,10 +74,10 @@ class RecurrentCache:
             for each in shapes.convolutions
         ]
         self._taps: dict[int, Tensor] = {}
-        self._final = [0] * num_slots
+        self.final_lengths = np.zeros(num_slots, dtype=np.int64)
         self._written = [0] * num_slots
         self.bytes_per_slot = sum(
-            each.num_bytes + _KEPT_ROWS * each.row_bytes for each in shapes.states
+            each.num_bytes + KEPT_ROWS * each.row_bytes for each in shapes.states
         ) + sum(ring[0].nbytes for ring in self.inputs)
 
     def taps(self, index: int, weight: Tensor) -> Tensor:
@@ -94,8 +95,28 @@ class RecurrentCache:
         for slot, start, count in segments:
             self._written[slot] = max(self._written[slot], start + count)
 
+    def check(self, segments: Sequence[tuple[int, int, int]], index: int | None = None) -> None:
+        """Check that states can continue with the tokens of a pass.
+
+        Args:
+            segments: cache slot, start and number of tokens of each request.
+            index: which state; ``None`` for all of them.
+
+        Raises:
+            ValueError: the rows do not reach from a base to a segment's start.
+        """
+        slots, starts = np.array([segment[:2] for segment in segments], np.int64).T
+        bases = self.bases[:, slots] if index is None else self.bases[[index]][:, slots]
+        wrong = (starts < bases) | (starts > bases + MAX_ROWS)
+        if wrong.any():
+            state, at = np.argwhere(wrong)[0]
+            base, slot = bases[state, at], slots[at]
+            raise ValueError(f"the state of cache slot {slot} is at {base}, not at {starts[at]}")
+
     def plan(self, index: int, segments: Sequence[tuple[int, int, int]]) -> NDArray[np.int64]:
         """To which base each request's state advances in a pass.
+
+        ``new_base`` of ``recurrent_layer.h`` has the same rule.
 
         Args:
             index: which state.
@@ -107,14 +128,13 @@ class RecurrentCache:
         Raises:
             ValueError: the rows do not reach from the base to a segment's start.
         """
+        self.check(segments, index)
         planned = np.empty((len(segments), 4), np.int64)
         for at, (slot, start, count) in enumerate(segments):
             base, end = int(self.bases[index, slot]), start + count
-            if not base <= start <= base + MAX_ROWS:
-                raise ValueError(f"the state of cache slot {slot} is at {base}, not at {start}")
-            new = min(max(base, self._final[slot]), start)
+            new = min(max(base, int(self.final_lengths[slot])), start)
             if end - new > MAX_ROWS:
-                new = end - _KEPT_ROWS
+                new = end - KEPT_ROWS
             planned[at] = slot, start, count, new
         return planned
 
@@ -130,11 +150,11 @@ class RecurrentCache:
     def restored(self, cache_slot: int, position: int) -> None:
         """States and inputs of a position were copied to a cache slot."""
         self.bases[:, cache_slot] = position
-        self._final[cache_slot] = self._written[cache_slot] = position
+        self.final_lengths[cache_slot] = self._written[cache_slot] = position
 
     def settle(self, cache_slot: int, length: int) -> None:
         """No token before position ``length`` will be rejected."""
-        self._final[cache_slot] = length
+        self.final_lengths[cache_slot] = length
 
     def can_truncate(self, cache_slot: int, length: int) -> bool:
         """Whether the states after the first ``length`` tokens can be computed."""
@@ -147,4 +167,4 @@ class RecurrentCache:
             for memory in (*self.states, *self.inputs):
                 memory[cache_slot].zero_()
         self.bases[:, cache_slot] = 0
-        self._final[cache_slot] = self._written[cache_slot] = 0
+        self.final_lengths[cache_slot] = self._written[cache_slot] = 0

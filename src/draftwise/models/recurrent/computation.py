@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.kernels.native.library import library_for
+from draftwise.kernels.native.recurrent import MOST_KEYS
 from draftwise.kernels.native.structures import ConvolutionCall, RecurrenceCall
 from draftwise.models.recurrent.cache import MAX_ROWS, RecurrentCache
 from draftwise.models.recurrent.shapes import RecurrentShapes, StateShape
 from draftwise.models.segment import Segment
-
-# Largest key of the native kernel.
-_MAX_KEYS = 512
 
 
 @dataclass
@@ -83,7 +81,7 @@ class RecurrentPass:
         ring = self.cache.inputs[index]
         library, is_bfloat16 = library_for(inputs.device), ring.dtype == torch.bfloat16
         has_type = inputs.dtype == ring.dtype and ring.dtype in (torch.float32, torch.bfloat16)
-        if library is None or not has_type or inputs.shape[1] % library.lanes:
+        if library is None or not has_type:
             return self._convolve(ring, inputs, weight, bias)
         inputs, out = inputs.contiguous(), torch.empty(inputs.shape)
         taps = self.cache.taps(index, weight)
@@ -156,7 +154,7 @@ def _sizes(shape: StateShape) -> tuple[int, int, int]:
 
 
 def _has_kernel(value: Tensor, num_keys: int) -> bool:
-    return num_keys <= _MAX_KEYS and library_for(value.device) is not None
+    return num_keys <= MOST_KEYS and library_for(value.device) is not None
 
 
 def _recur_natively(

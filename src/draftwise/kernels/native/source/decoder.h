@@ -14,7 +14,9 @@
 #include "experts.h"
 #include "matrix.h"
 #include "narrow.h"
+#include "norm.h"
 #include "packed_product.h"
+#include "recurrent_layer.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -26,11 +28,12 @@ struct DecoderLayer {
     const float *attention_norm, *mlp_norm;          // [hidden] norms of the blocks' inputs
     const float *attention_out_norm, *mlp_out_norm;  // [hidden] norms of the blocks' outputs
     const float *q_norm, *k_norm;                    // [norm size] before the rotary embedding
-    const void *qkv, *out;
+    const void *qkv, *out;             // or the projections of a recurrence
     const void *gate_up, *down;        // null if the layer has only experts that tokens choose
     const Experts *experts;            // null for none
     const float *qkv_bias, *out_bias;  // padded with zeros to whole panels, or null
     const float *sinks;                // [heads] as in AttentionCall
+    const RecurrentLayer *recurrent;   // null for a layer with attention
     int64_t q_norm_size, k_norm_size;  // of one head, or of all heads that are normalised together
     int64_t rotary;                    // index of the rotary embedding; -1 for none
     int64_t intermediate;              // size of the gate; 0 for none
@@ -64,6 +67,7 @@ struct DecoderModel {
     int64_t bits;            // stored bits per number of a matrix: those of its type, fewer for
                              // narrow.h, or PACKED
     int64_t activation;      // Activation of the gate
+    int64_t has_gates;       // whether each query is followed by a gate of the head's output
     double epsilon;          // added to the mean square in norms
     double scale;            // factor of the attention scores
     double softcap;          // limit of the attention scores, as in AttentionCall
@@ -88,6 +92,8 @@ struct DecoderCache {
     const int64_t *capacities;                   // [num_layers] token slots per cache slot
     const int64_t *windows, *chunks;             // [num_layers] as in AttentionCall
     const float *const *cosines, *const *sines;  // [rotary embeddings][positions, size / 2]
+    const RecurrentMemory *recurrent;            // [num_layers]; null without recurrences
+    const RecurrentRows *rows;
 };
 
 // Arguments of draftwise_decode: one forward pass.
@@ -126,6 +132,13 @@ constexpr int TASKS_PER_THREAD = 8;
 // Small last pieces let the threads finish together.
 constexpr int64_t PART_OF_REST = 4, MIN_PANELS = 4;
 
+// Numbers of a token that attention computes from its row: queries, each with its gate if there are
+// gates, keys and values.
+INLINE int64_t attention_products(const DecoderModel &model) {
+    const int64_t per_query = model.has_gates ? 2 : 1;
+    return (per_query * model.heads + 2 * model.kv_heads) * model.head_size;
+}
+
 // Intermediate results of a pass, in its scratch memory.
 template <class W>
 struct Buffers {
@@ -138,7 +151,7 @@ struct Buffers {
     static constexpr int64_t COUNTERS_PER_LINE = CACHE_LINE / sizeof(int64_t);
 
     int64_t hidden_stride, normed_stride, qkv_stride, attended_size, kv_size, inner_stride;
-    int64_t inputs_stride, active_stride, row_floats;
+    int64_t active_stride, row_floats;
     float *hidden, *projected, *qkv;
     float *active;      // [tokens, active_stride] what becomes inner, if rows are converted whole
     float *row_scratch; // [threads, row_floats] a row that is converted whole
@@ -150,6 +163,7 @@ struct Buffers {
     char *expanded;    // [threads, expanded_bytes] expanded panels
     int64_t *claimed;  // [2, threads, COUNTERS_PER_LINE]; see Pass::claimed
     char *experts;     // ExpertBuffers
+    RecurrentBuffers<T> recurrent;
     int64_t scratch_size, expanded_bytes, bytes;
     int64_t most_experts = 0, most_chosen = 0, expert_inner = 0;  // largest of all layers
 
@@ -164,19 +178,23 @@ struct Buffers {
         kv_size = model.kv_heads * model.head_size;
         hidden_stride = round_up(model.hidden, PANEL_WIDTH);
         normed_stride = row_stride(W(), num_tokens, model.hidden);
-        inputs_stride = row_stride(W(), num_tokens, attended_size);
-        qkv_stride = round_up(attended_size + 2 * kv_size, PANEL_WIDTH);
         int64_t inner_size = model.adapter_rank;
         bool norms_outputs = false;
+        RecurrentSizes recurrences;
         for (int64_t i = 0; i < model.num_layers; ++i) {
             const DecoderLayer &layer = model.layers[i];
             norms_outputs |= layer.attention_out_norm || layer.mlp_out_norm;
             inner_size = std::max(inner_size, layer.intermediate);
+            if (layer.recurrent) recurrences.include(*layer.recurrent);
             if (!layer.experts) continue;
             most_experts = std::max(most_experts, layer.experts->count);
             most_chosen = std::max(most_chosen, layer.experts->chosen);
             expert_inner = std::max(expert_inner, layer.experts->inner);
         }
+        const int64_t mixed_size = std::max(attended_size, recurrences.inner);
+        const bool has_rows = WHOLE_ROWS || model.has_gates || recurrences.inner;
+        qkv_stride = round_up(std::max(attention_products(model), recurrences.products),
+                              PANEL_WIDTH);
         active_stride = round_up(inner_size, PANEL_WIDTH);
         inner_stride = WHOLE_ROWS ? num_tokens : round_up(inner_size, LANES);
         allocate(hidden, num_tokens * hidden_stride);
@@ -185,8 +203,8 @@ struct Buffers {
         states_size = reads ? reads->num_states * reads->size : 0;
         states_stride = row_stride(W(), num_tokens, states_size);
         both_stride = reads ? row_stride(W(), num_tokens, 2 * model.hidden) : 0;
-        row_floats = WHOLE_ROWS ? round_up(std::max(reads ? 2 * model.hidden : model.hidden,
-                                                    attended_size), PANEL_WIDTH) : 0;
+        row_floats = has_rows ? round_up(std::max(reads ? 2 * model.hidden : model.hidden,
+                                                  mixed_size), PANEL_WIDTH) : 0;
         allocate(embedded, reads ? num_tokens * hidden_stride : 0);
         allocate(state_scratch, num_threads * states_size);
         allocate(states, rows_size(W(), num_tokens, states_size));
@@ -201,12 +219,13 @@ struct Buffers {
         allocate(keys, num_tokens * kv_size);
         allocate(values, num_tokens * kv_size);
         allocate(attended, num_tokens * attended_size);
-        allocate(inputs, CONVERTS ? rows_size(W(), num_tokens, attended_size) : 0);
+        allocate(inputs, CONVERTS || has_rows ? rows_size(W(), num_tokens, mixed_size) : 0);
+        recurrent.take(recurrences, num_tokens, allocate);
         scratch_size = attention_scratch_size(largest_segment, model.heads, model.kv_heads,
                                               model.kv_heads, model.head_size, model.head_size);
         allocate(scratch, num_threads * scratch_size);
         const int64_t max_depth =
-            std::max({model.hidden, attended_size, inner_size, expert_inner, states_size,
+            std::max({model.hidden, mixed_size, inner_size, expert_inner, states_size,
                       reads ? 2 * model.hidden : 0});
         expanded_bytes = expansion_bytes(W(), max_depth);
         if (model.packs_experts)
@@ -226,24 +245,6 @@ struct Buffers {
                                 expert_inner);
     }
 };
-
-// Root mean square normalisation (Zhang and Sennrich 2019), equation 4. Pads the result with zeros.
-template <class Output>
-INLINE void normalise(const float *x, const float *weight, int64_t size, int64_t padded,
-                      double epsilon, Output *out) {
-    Floats squares = {};
-    int64_t whole = size / LANES * LANES;
-    for (int64_t i = 0; i < whole; i += LANES) squares += read(x + i) * read(x + i);
-    float sum = horizontal_sum(squares);
-    for (int64_t i = whole; i < size; ++i) sum += x[i] * x[i];
-    const float factor = 1.0f / __builtin_sqrtf(sum / (float)size + (float)epsilon);
-    for (int64_t i = 0; i < whole; i += LANES)
-        write(read(x + i) * factor * read(weight + i), out + i);
-    for (int64_t i = whole; i < padded; ++i) {
-        const float value = i < size ? x[i] * factor * weight[i] : 0.0f;
-        convert(&value, 1, out + i);
-    }
-}
 
 // Rotary position embedding (Su et al. 2021) of one head, which pairs each number with the one half
 // a head further.
@@ -574,7 +575,8 @@ struct Pass {
         product(reads_both ? buffers.both : buffers.normed,
                 reads_both ? buffers.both_stride : buffers.normed_stride, call.num_tokens,
                 reads_both ? 2 * model.hidden : model.hidden, layer.qkv,
-                buffers.qkv_stride / PANEL_WIDTH,
+                num_panels(layer.recurrent ? recurrent_products(*layer.recurrent)
+                                           : attention_products(model)),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
                     if (layer.qkv_bias) {
                         left += read(layer.qkv_bias + panel * PANEL_WIDTH);
@@ -585,11 +587,17 @@ struct Pass {
                     write(right, to + LANES);
                 });
         worker.wait();
-        rotate_rows(layer);
-        attend(index);
-        const auto *inputs = attended_inputs();
-        add_product(inputs, Buffers<W>::CONVERTS ? buffers.inputs_stride : buffers.attended_size,
-                    buffers.attended_size, layer.out,
+        int64_t depth = buffers.attended_size;
+        const typename W::Input *inputs = buffers.inputs;
+        if (layer.recurrent) {
+            depth = recurrent_inner(*layer.recurrent);
+            recur(index);
+        } else {
+            rotate_rows(layer);
+            attend(index);
+            inputs = attended_inputs();
+        }
+        add_product(inputs, row_stride(W(), call.num_tokens, depth), depth, layer.out,
                     {layer.attention_out_norm, layer.out_bias});
         if (!layer.experts) {
             norm_rows(layer.mlp_norm);
@@ -662,16 +670,21 @@ struct Pass {
         }
     }
 
-    // Normalises consecutive heads in place, one by one or several together.
-    void norm_heads(float *heads, int64_t num_heads, const float *weight, int64_t size) const {
+    // Normalises heads in place, one by one or several together. Together they are consecutive.
+    void norm_heads(float *heads, int64_t num_heads, int64_t distance, const float *weight,
+                    int64_t size) const {
         if (!weight) return;
-        for (int64_t i = 0; i < num_heads * model.head_size; i += size)
-            normalise(heads + i, weight, size, size, model.epsilon, heads + i);
+        const int64_t count = num_heads * model.head_size / size;
+        for (int64_t i = 0; i < count; ++i) {
+            float *head = heads + i * (size == model.head_size ? distance : size);
+            normalise(head, weight, size, size, model.epsilon, head);
+        }
     }
 
     // Normalises queries and keys, applies the rotary embedding, and converts them and the values.
     void rotate_rows(const DecoderLayer &layer) const {
-        const int64_t size = model.head_size, num_query = model.heads * size;
+        const int64_t size = model.head_size, query_distance = model.has_gates ? 2 * size : size;
+        const int64_t num_query = model.heads * query_distance;
         const int64_t rotated = layer.rotary < 0 ? 0 : model.rotary_sizes[layer.rotary];
         const int64_t half = rotated / 2, end = worker.end(call.num_tokens);
         int64_t segment = 0;
@@ -685,16 +698,16 @@ struct Pass {
                 sines = call.cache->sines[layer.rotary] + position * half;
             }
             float *from = buffers.qkv + i * buffers.qkv_stride;
-            norm_heads(from, model.heads, layer.q_norm, layer.q_norm_size);
-            norm_heads(from + num_query, model.kv_heads, layer.k_norm, layer.k_norm_size);
-            const auto rotate_heads = [&](int64_t num_heads, T *to) {
-                for (int64_t h = 0; h < num_heads; ++h, from += size, to += size) {
+            norm_heads(from, model.heads, query_distance, layer.q_norm, layer.q_norm_size);
+            norm_heads(from + num_query, model.kv_heads, size, layer.k_norm, layer.k_norm_size);
+            const auto rotate_heads = [&](int64_t num_heads, int64_t distance, T *to) {
+                for (int64_t h = 0; h < num_heads; ++h, from += distance, to += size) {
                     if (rotated) rotate(from, cosines, sines, half, to);
                     if (rotated < size) convert(from + rotated, size - rotated, to + rotated);
                 }
             };
-            rotate_heads(model.heads, buffers.queries + i * buffers.attended_size);
-            rotate_heads(model.kv_heads, buffers.keys + i * buffers.kv_size);
+            rotate_heads(model.heads, query_distance, buffers.queries + i * buffers.attended_size);
+            rotate_heads(model.kv_heads, size, buffers.keys + i * buffers.kv_size);
             convert(from, buffers.kv_size, buffers.values + i * buffers.kv_size);
         }
         if (worker.index == 0) next_task = 0;
@@ -735,25 +748,54 @@ struct Pass {
         worker.wait();
     }
 
-    // The results of attention in the type of a product's input.
+    // The results of attention in the type of a product's input, times the sigmoids of the gates.
     const typename W::Input *attended_inputs() const {
-        if constexpr (!Buffers<W>::CONVERTS) {
-            return (const typename W::Input *)buffers.attended;
-        } else {
-            const int64_t size = buffers.attended_size, rows = call.num_tokens;
-            for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
-                const T *from = buffers.attended + i * size;
-                auto *to = row_of(W(), buffers.inputs, buffers.inputs_stride, i);
-                if constexpr (Buffers<W>::WHOLE_ROWS) {
-                    convert(from, size, own_row());
-                    put_row(W(), own_row(), size, buffers.inputs_stride, to);
-                } else {
-                    convert(from, size, to);
-                }
+        if constexpr (!Buffers<W>::CONVERTS)
+            if (!model.has_gates) return (const typename W::Input *)buffers.attended;
+        const int64_t size = buffers.attended_size, rows = call.num_tokens;
+        const int64_t stride = row_stride(W(), rows, size);
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            const T *from = buffers.attended + i * size;
+            auto *to = row_of(W(), buffers.inputs, stride, i);
+            if (model.has_gates || Buffers<W>::WHOLE_ROWS) {
+                convert(from, size, own_row());
+                if (model.has_gates) gate_heads(buffers.qkv + i * buffers.qkv_stride);
+                put_row(W(), own_row(), size, stride, to);
+            } else if constexpr (!Buffers<W>::WHOLE_ROWS) {
+                convert(from, size, to);
             }
-            worker.wait();
-            return buffers.inputs;
         }
+        worker.wait();
+        return buffers.inputs;
+    }
+
+    // Multiplies the heads of own_row with the sigmoids of the gates among a token's products.
+    void gate_heads(const float *products) const {
+        const int64_t size = model.head_size;
+        for (int64_t h = 0; h < model.heads; ++h) {
+            const float *gates = products + (2 * h + 1) * size;
+            float *head = own_row() + h * size;
+            for (int64_t i = 0; i < size; i += LANES)
+                write_partial(read_partial(head, i, size, 0) *
+                                  sigmoid(read_partial(gates, i, size, 0)),
+                              head, i, size);
+        }
+    }
+
+    // Computes the inputs of a recurrence's output projection.
+    void recur(int64_t index) const {
+        const RecurrentLayer &layer = *model.layers[index].recurrent;
+        const int64_t rows = call.num_tokens, inner = recurrent_inner(layer);
+        const int64_t stride = row_stride(W(), rows, inner);
+        const RecurrentWork<T> work = {layer, call.cache->recurrent[index], *call.cache->rows,
+                                       buffers.recurrent, call.segments, call.num_segments, rows,
+                                       buffers.qkv, buffers.qkv_stride, worker};
+        work.run();
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            work.gated_row(i, model.epsilon, own_row());
+            put_row(W(), own_row(), inner, stride, row_of(W(), buffers.inputs, stride, i));
+        }
+        worker.wait();
     }
 
     void logits() {

@@ -38,13 +38,18 @@ constexpr float LEAST_SUM = 1e-20f;  // of scores
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + __builtin_expf(-x)); }
 
-// x * sigmoid(x).
-INLINE Floats silu(Floats x) {
+// 1 + e^-x.
+INLINE Floats one_and_exponential(Floats x) {
     Floats exponent = x * -1.4426950408889634f;
     const Floats limit = Floats{} + 126.0f;
     exponent = exponent > limit ? limit : exponent;
-    return x / (1.0f + power_of_two(exponent));
+    return 1.0f + power_of_two(exponent);
 }
+
+INLINE Floats sigmoid(Floats x) { return 1.0f / one_and_exponential(x); }
+
+// x * sigmoid(x).
+INLINE Floats silu(Floats x) { return x / one_and_exponential(x); }
 
 // The gate of gpt-oss: (up + 1) * gate * sigmoid(slope * gate), of limited numbers.
 INLINE Floats clamped_gate(Floats gate, Floats up, float limit, float slope) {

@@ -12,6 +12,7 @@
 #include "narrow.h"
 #include "packed_product.h"
 #include "recurrence.h"
+#include "recurrent_layer.h"
 #include "sampling.h"
 #include "suffix.h"
 #include "threads.h"
@@ -59,6 +60,9 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(Penalties),
         SIZE_OF(RecurrenceCall),
         SIZE_OF(RecurrenceSegment),
+        SIZE_OF(RecurrentLayer),
+        SIZE_OF(RecurrentMemory),
+        SIZE_OF(RecurrentRows),
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
         SIZE_OF(Softmax),
@@ -98,6 +102,7 @@ static bool fits_tiles(const DecoderModel &model) {
         const DecoderLayer &layer = model.layers[i];
         if (layer.intermediate % TILE_DEPTH) return false;
         if (layer.experts && layer.experts->inner % TILE_DEPTH) return false;
+        if (layer.recurrent && recurrent_inner(*layer.recurrent) % TILE_DEPTH) return false;
     }
     const StateInput *reads = model.state_input;
     if (reads && reads->num_states * reads->size % TILE_DEPTH) return false;

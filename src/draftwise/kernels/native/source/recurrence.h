@@ -16,7 +16,10 @@
 #pragma once
 
 #include "matrix.h"
+#include "rows.h"
 #include "threads.h"
+
+#include <algorithm>
 
 // Tokens of one request.
 struct RecurrenceSegment {
@@ -49,7 +52,7 @@ struct ConvolutionCall {
     float *out;                  // [tokens, channels]
     const RecurrenceSegment *segments;
     int64_t num_segments, width, size;
-    int64_t channels;            // whole vectors
+    int64_t channels;
     int64_t is_bfloat16;
 };
 
@@ -220,11 +223,30 @@ INLINE void recur(const RecurrenceCall &call, const Worker &worker) {
         if (segment % worker.count == worker.index) keep_rows(call, call.segments[segment], token);
 }
 
+// A thread's share of channels, in whole vectors but for the last.
+struct Span {
+    int64_t first, end;
+};
+
+INLINE Span channels_of(const Worker &worker, int64_t channels) {
+    const int64_t blocks = (channels + LANES - 1) / LANES;
+    return {worker.first(blocks) * LANES, std::min(worker.end(blocks) * LANES, channels)};
+}
+
+// Reads a vector, or the first numbers of it and zeros.
+template <class T>
+INLINE Floats read_first(const T *from, int64_t size) {
+    if (size >= LANES) return read(from);
+    T padded[LANES] = {};
+    memcpy(padded, from, size * sizeof *from);
+    return read(padded);
+}
+
 // Computes a thread's channels of all tokens, and keeps their inputs.
 template <class T>
 INLINE void convolve(const ConvolutionCall &call, const Worker &worker) {
-    const int64_t channels = call.channels, blocks = channels / LANES;
-    const int64_t first = worker.first(blocks) * LANES, end = worker.end(blocks) * LANES;
+    const int64_t channels = call.channels;
+    const auto [first, end] = channels_of(worker, channels);
     const T *inputs = (const T *)call.inputs;
     float *out = call.out;
     for (int64_t at = 0; at < call.num_segments; ++at) {
@@ -233,18 +255,18 @@ INLINE void convolve(const ConvolutionCall &call, const Worker &worker) {
         for (int64_t token = 0; token < segment.count; ++token, out += channels) {
             const int64_t oldest = segment.start + token - call.width + 1;
             for (int64_t channel = first; channel < end; channel += LANES) {
+                const int64_t size = end - channel;
                 Floats sum = {};
-                if (call.bias) load(call.bias + channel, &sum);
+                if (call.bias) sum = read_first(call.bias + channel, size);
                 for (int64_t tap = oldest < 0 ? -oldest : 0; tap < call.width; ++tap) {
                     const int64_t position = oldest + tap;
                     const T *row = position < segment.start
                                        ? ring + position % call.size * channels
                                        : inputs + (position - segment.start) * channels;
-                    Floats weight;
-                    load(call.weight + tap * channels + channel, &weight);
-                    sum += rounded(read(row + channel) * weight);
+                    const Floats weight = read_first(call.weight + tap * channels + channel, size);
+                    sum += rounded(read_first(row + channel, size) * weight);
                 }
-                store(&sum, out + channel);
+                write_partial(sum, out, channel, end);
             }
         }
         const int64_t kept = std::min(segment.count, call.size);
