@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
+
+from .tiny_drafts import RandomWeights, TinyHead
 
 LAYOUTS = ("z-lab", "deepspec", "speculators")
 
 
 @dataclass(frozen=True)
-class BlockRecipe:
+class BlockRecipe(TinyHead):
     """What a tiny head is made of. The default fits the tiny Llama of ``tiny_models``.
 
     Attributes:
@@ -56,6 +55,7 @@ class BlockRecipe:
     rank = 6
     taps, group_size, num_candidates = 3, 4, 5
     mask = 3
+    default_layout = "z-lab"
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -63,18 +63,7 @@ class BlockRecipe:
         types = ["full_attention" if w is None else "sliding_attention" for w in self.windows]
         window = next((w for w in self.windows if w is not None), None)
         return {
-            "model_type": "qwen3",
-            "hidden_size": self.hidden,
-            "intermediate_size": 24,
-            "num_hidden_layers": len(self.windows),
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 6,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "max_position_embeddings": 64,
-            "vocab_size": self.vocab,
+            **self.layer_sizes("qwen3", len(self.windows)),
             "layer_types": types,
             "sliding_window": window,
         }
@@ -89,45 +78,17 @@ class BlockRecipe:
         """Number of tokens that a block predicts."""
         return self.block_size - self.discards_anchor
 
-    def changed(self, **changes: Any) -> BlockRecipe:
-        """The recipe with other fields."""
-        return replace(self, **changes)
-
-    def target_ids(self) -> Tensor:
-        """``[own_vocab]`` the target's ids of the proposed tokens, spread over the vocabulary."""
-        return torch.arange(self.own_vocab) * self.vocab // self.own_vocab
-
     def tensors(self) -> dict[str, Tensor]:
         """The weights, by the names that all layouts share."""
-        generator = torch.Generator().manual_seed(self.seed)
-        hidden, inner, head = self.hidden, 24, 6
-
-        def matrix(rows, columns, scale=1.0):
-            return scale * torch.randn(rows, columns, generator=generator) / columns**0.5
-
-        def norm(size):
-            return 1 + 0.2 * torch.randn(size, generator=generator)
-
+        draw, hidden = RandomWeights(self.seed), self.hidden
+        matrix, norm = draw.matrix, draw.norm
         made = {
             "fc.weight": matrix(hidden, len(self.layers) * hidden),
             "hidden_norm.weight": norm(hidden),
             "norm.weight": norm(hidden),
         }
         for index in range(len(self.windows)):
-            layer = f"layers.{index}."
-            made |= {
-                layer + "self_attn.q_proj.weight": matrix(4 * head, hidden, 2.0),
-                layer + "self_attn.k_proj.weight": matrix(2 * head, hidden, 2.0),
-                layer + "self_attn.v_proj.weight": matrix(2 * head, hidden, 2.0),
-                layer + "self_attn.o_proj.weight": matrix(hidden, 4 * head),
-                layer + "self_attn.q_norm.weight": norm(head),
-                layer + "self_attn.k_norm.weight": norm(head),
-                layer + "mlp.gate_proj.weight": matrix(inner, hidden),
-                layer + "mlp.up_proj.weight": matrix(inner, hidden),
-                layer + "mlp.down_proj.weight": matrix(hidden, inner),
-                layer + "input_layernorm.weight": norm(hidden),
-                layer + "post_attention_layernorm.weight": norm(hidden),
-            }
+            made |= draw.layer(f"layers.{index}.", self.sizes, norms_heads=True)
         if self.own_embedding:
             made["embed_tokens.weight"] = matrix(self.vocab, hidden, hidden**0.5)
         if self.own_projection or self.draft_vocab:
@@ -147,7 +108,7 @@ class BlockRecipe:
             for index in range(len(self.windows)):
                 for part in ("attention_conv", "mlp_conv"):
                     name = f"layers.{index}.{part}."
-                    base = 0.5 * torch.randn(2, self.taps, hidden, generator=generator)
+                    base = 0.5 * torch.randn(2, self.taps, hidden, generator=draw.generator)
                     base[:, 0] += 1.0
                     made[name + "base_kernel"] = base
                     rows = 2 * self.taps * groups
@@ -160,12 +121,7 @@ class BlockRecipe:
             read = hidden + (self.rank if self.markov else 0)
             made["confidence_head.proj.weight"] = matrix(1, read)
             made["confidence_head.proj.bias"] = norm(1)
-        if self.draft_vocab:
-            ids = self.target_ids()
-            made["d2t"] = ids - torch.arange(self.own_vocab)
-            made["t2d"] = torch.zeros(self.vocab, dtype=torch.bool)
-            made["t2d"][ids] = True
-        return made
+        return made | self.vocabulary()
 
     def config(self, layout: str) -> dict[str, Any]:
         """The contents of ``config.json``."""
@@ -217,27 +173,3 @@ class BlockRecipe:
             **(markov if self.markov else {}),
             **self.settings,
         }
-
-    def save(
-        self,
-        folder: Path,
-        layout: str = "z-lab",
-        changes: Mapping[str, Any] | None = None,
-        without: tuple[str, ...] = (),
-        tensors: Mapping[str, Tensor] | None = None,
-    ) -> str:
-        """Write the head.
-
-        Args:
-            folder: is created.
-            layout: one of :data:`LAYOUTS`.
-            changes: settings of ``config.json`` that differ.
-            without: tensors that are left out.
-            tensors: tensors that differ.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {k: v for k, v in self.tensors().items() if k not in without} | (tensors or {})
-        save_file({k: v.contiguous() for k, v in weights.items()}, folder / "model.safetensors")
-        config = self.config(layout) | dict(changes or {})
-        (folder / "config.json").write_text(json.dumps(config))
-        return str(folder)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
+
+from .tiny_drafts import RandomWeights, TinyHead
 
 LAYOUTS = ("safeailab", "speculators")
 
 
 @dataclass(frozen=True)
-class HeadRecipe:
+class HeadRecipe(TinyHead):
     """What a tiny head is made of. The default fits the tiny Llama of ``tiny_models``.
 
     Attributes:
@@ -48,45 +46,20 @@ class HeadRecipe:
     @property
     def sizes(self) -> dict[str, Any]:
         """The decoder layer's configuration."""
-        return {
-            "model_type": "qwen3" if self.qwen else "llama",
-            "hidden_size": self.hidden,
-            "intermediate_size": 24,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 6,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "max_position_embeddings": 64,
-            "vocab_size": self.vocab,
-            **self.layer,
-        }
+        kind = "qwen3" if self.qwen else "llama"
+        return {**self.layer_sizes(kind, self.num_layers), **self.layer}
 
-    def changed(self, **changes: Any) -> HeadRecipe:
-        """The recipe with other fields."""
-        return replace(self, **changes)
-
-    def target_ids(self) -> Tensor:
-        """``[draft_vocab]`` the target's ids of the proposed tokens, spread over the vocabulary."""
-        return torch.arange(self.draft_vocab) * self.vocab // self.draft_vocab
+    @property
+    def own_vocab(self) -> int:
+        """Number of tokens that it proposes."""
+        return self.draft_vocab
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights, by the names of ``speculators``."""
-        generator = torch.Generator().manual_seed(self.seed)
-        sizes, hidden = self.sizes, self.hidden
-        head, inner = sizes["head_dim"], sizes["intermediate_size"]
-        queries, keys = head * sizes["num_attention_heads"], head * sizes["num_key_value_heads"]
+        draw, hidden = RandomWeights(self.seed), self.hidden
+        matrix, norm = draw.matrix, draw.norm
         count = len(self.layers or (0, 0, 0))
         states = count * self.target_hidden
-
-        def matrix(rows, columns, scale=1.0):
-            return scale * torch.randn(rows, columns, generator=generator) / columns**0.5
-
-        def norm(size):
-            return 1 + 0.2 * torch.randn(size, generator=generator)
-
         made = {
             "fc.weight": matrix(hidden, states),
             "norm.weight": norm(hidden),
@@ -99,28 +72,14 @@ class HeadRecipe:
         if self.own_embedding:
             made["embed_tokens.weight"] = matrix(self.vocab, hidden, hidden**0.5)
         for index in range(self.num_layers):
-            width, layer = (1 if index else 2) * hidden, f"layers.{index}."
-            made |= {
-                layer + "self_attn.q_proj.weight": matrix(queries, width, 2.0),
-                layer + "self_attn.k_proj.weight": matrix(keys, width, 2.0),
-                layer + "self_attn.v_proj.weight": matrix(keys, width, 2.0),
-                layer + "self_attn.o_proj.weight": matrix(hidden, queries),
-                layer + "mlp.gate_proj.weight": matrix(inner, hidden),
-                layer + "mlp.up_proj.weight": matrix(inner, hidden),
-                layer + "mlp.down_proj.weight": matrix(hidden, inner),
-                layer + "input_layernorm.weight": norm(hidden),
-                layer + "post_attention_layernorm.weight": norm(hidden),
-            }
-            if self.qwen:
-                made[layer + "self_attn.q_norm.weight"] = norm(head)
-                made[layer + "self_attn.k_norm.weight"] = norm(head)
+            width = (1 if index else 2) * hidden
+            made |= draw.layer(f"layers.{index}.", self.sizes, width, norms_heads=self.qwen)
         made["layers.0.hidden_norm.weight"] = norm(hidden)
-        if self.draft_vocab != self.vocab:
-            ids = self.target_ids()
-            made["d2t"] = ids - torch.arange(self.draft_vocab)
-            made["t2d"] = torch.zeros(self.vocab, dtype=torch.bool)
-            made["t2d"][ids] = True
-        return made
+        return made | self.vocabulary()
+
+    def name_in(self, layout: str, name: str) -> str:
+        """The name of a tensor in a layout."""
+        return name.replace("layers.0.", "midlayer.") if layout == "safeailab" else name
 
     def config(self, layout: str) -> dict[str, Any]:
         """The contents of ``config.json``."""
@@ -145,34 +104,3 @@ class HeadRecipe:
             **own,
             **ids,
         }
-
-    def save(
-        self,
-        folder: Path,
-        layout: str = "speculators",
-        pickled: bool = False,
-        changes: Mapping[str, Any] | None = None,
-        without: tuple[str, ...] = (),
-        tensors: Mapping[str, Tensor] | None = None,
-    ) -> str:
-        """Write the head.
-
-        Args:
-            folder: is created.
-            layout: one of :data:`LAYOUTS`.
-            pickled: whether the weights are a ``.bin`` file.
-            changes: settings of ``config.json`` that differ.
-            without: tensors that are left out, by the names of ``speculators``.
-            tensors: tensors that differ, by the same names.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {k: v for k, v in self.tensors().items() if k not in without} | (tensors or {})
-        if layout == "safeailab":
-            weights = {k.replace("layers.0.", "midlayer."): v for k, v in weights.items()}
-        if pickled:
-            torch.save(weights, folder / "pytorch_model.bin")
-        else:
-            save_file({k: v.contiguous() for k, v in weights.items()}, folder / "model.safetensors")
-        config = self.config(layout) | (changes or {})
-        (folder / "config.json").write_text(json.dumps(config))
-        return str(folder)

@@ -130,6 +130,7 @@ def test_every_option_has_a_help_text():
 
 def test_what_is_trained_does_not_change_the_common_options():
     commands = get_command(app).commands["train"].commands
+    assert commands.pop("best").hidden
     assert set(commands) == {"eagle3", "model", "companion", "exit", "mtp", "dflash", "dspark"}
     options = [
         {

@@ -222,7 +222,7 @@ def test_a_model_learns_the_targets_distribution(models):
             sum(values) / len(values), rel=1e-4
         )
     held_out = HeldOut(teacher, rows)
-    chains = partial(chain_logits_of_model, model, teacher)
+    chains = partial(chain_logits_of_model, model)
     before = held_out.acceptance(chains, torch.arange(24))["accepted_length/T=1"]
     optimizers = Optimizers(model, lambda name: ".layers." in name, schedule)
     for step in range(40):

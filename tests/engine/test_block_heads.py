@@ -66,6 +66,7 @@ def farthest(models, drafts, head, target=TARGET, **settings):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_follow_the_equations(models, kind):
     """In batches, with prompts in chunks, before and after partial acceptances, in all layouts."""
@@ -118,6 +119,7 @@ def test_wrong_conventions_are_noticed(models):
         assert farthest(models, drafts, head, target, **settings) > 0.05, (layout, changes)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
     ("changes", "layout", "settings"),
     [
@@ -238,6 +240,34 @@ def test_greedy_texts_are_the_target_s(models, kind):
         engine = engine_of(models, KINDS[kind], caches_prefixes=True, **settings)
         for _ in range(2):  # the second time with stored prefixes
             assert token_ids(generate(engine, PROMPTS, greedy)) == expected, settings
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repetition_penalty": 1.3, "logit_bias": {2: 3.0, 5: -100.0, 11: 1.0}},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.4, "top_k": 5},
+        {"temperature": 0.0},
+        {"min_p": 0.1, "top_p": 0.8},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize("kind", ["dflash", "vanilla"])
+def test_kernels_draw_what_operations_draw(models, request, kind, changes):
+    """Over a part of the vocabulary, in batches of requests with other settings."""
+    head = KINDS[kind].changed(draft_vocab=9, discards_anchor=False)
+    each = params(4)
+    each[1], each[2] = params(2, **changes)
+    said = []
+    for operations in (False, True):
+        if operations:
+            request.getfixturevalue("operations")
+        for proposals in ("sampled", "one-hot"):
+            engine = engine_of(models, head, "speculators", proposals=proposals, policy="svip")
+            outputs = generate(engine, PROMPTS, each)
+            said.append([output.speculation.num_accepted for output in outputs])
+            said[-1] += token_ids(outputs)
+    assert said[:2] == said[2:]
 
 
 def test_short_drafts_are_the_beginnings_of_long_ones(models):

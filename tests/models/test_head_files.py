@@ -27,7 +27,7 @@ HEAD = HeadRecipe(draft_vocab=6, settings={"norm_before_residual": True})
 def test_both_layouts_give_the_same_head(tmp_path):
     for layout in LAYOUTS:
         for pickled in [False, True]:
-            folder = HEAD.save(tmp_path / str(pickled), layout, pickled)
+            folder = HEAD.save(tmp_path / str(pickled), layout, pickled=pickled)
             assert find_head(folder) == Path(folder), layout
             config, weights = read_head(folder)
             assert config.layout == HeadLayout(layout)

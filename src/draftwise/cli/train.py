@@ -2,76 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from draftwise.cli.fields import takes
 from draftwise.cli.flags import FlaggingCommand
-from draftwise.cli.option_values import parse_numbers
-from draftwise.cli.options import MODELS, RUNNING
-from draftwise.cli.train_blocks import BLOCK_OPTIONS, BlockOptions
-from draftwise.cli.train_options import COMMON_OPTIONS, METHOD, CommonOptions
+from draftwise.cli.options import MODELS
+from draftwise.cli.train_heads import (
+    DFLASH_OPTIONS,
+    DSPARK_OPTIONS,
+    EAGLE3_OPTIONS,
+    MTP_OPTIONS,
+    settings_of,
+)
+from draftwise.cli.train_options import COMMON_OPTIONS, DEFAULT_LOSSES, CommonOptions
 from draftwise.errors import InvalidParameterError
 
+# What is run if the first argument is no kind.
+_BEST = "best"
+
+
+class _KindOrTarget(TyperGroup):
+    """The kinds that are trained. Without one, the first argument is a target."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = [_BEST, *args]
+        return super().parse_args(ctx, args)
+
+
 train = typer.Typer(
+    cls=_KindOrTarget,
     no_args_is_help=True,
     rich_markup_mode="rich",
+    subcommand_metavar="KIND | TARGET",
     help="Train a draft or a companion for a target, from the target's own answers.",
 )
 
 
 @train.callback()
 def _root() -> None:
-    """Train a draft or a companion for a target, from the target's own answers to your prompts."""
+    """Train a draft or a companion for a target, from the target's own answers to your prompts.
+
+    With a target in place of a kind, the kind is chosen by what was measured:
+    `draftwise train TARGET --prompts FILE -o DIR`.
+    """
+
+
+@train.command(name=_BEST, cls=FlaggingCommand, hidden=True)
+@takes(common=COMMON_OPTIONS.without("loss"))
+def best(
+    common: CommonOptions,
+    named: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="The target, in place of --target."),
+    ] = None,
+) -> None:
+    """Train the kind of draft that served this target best after as long a training.
+
+    Examples:
+      draftwise train zoo:target --prompts chat.jsonl -o head --minutes 10
+    """
+    from draftwise.distillation.choice import best_kind
+
+    if named is not None:
+        if common.target not in (named, CommonOptions.target):
+            raise InvalidParameterError("target", f"{named!r} is named already")
+        common = replace(common, target=named)
+    choice = best_kind(common.target, common.trust_remote_code)
+    typer.echo(f"training {choice.kind}: {choice.reason}")
+    replace(common, loss=DEFAULT_LOSSES.get(choice.kind, CommonOptions.loss)).run(choice.kind)
 
 
 @train.command(cls=FlaggingCommand)
-@takes(common=COMMON_OPTIONS)
-def eagle3(
-    common: CommonOptions,
-    start_from: Annotated[
-        str | None,
-        typer.Option(
-            "--continue",
-            help="Folder of a head to train further.",
-            metavar="HEAD",
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of tokens that the head can propose.",
-            show_default="8192",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Hidden states that the head reads, separated by commas; 2 is the input of the "
-            "target's layer 2.",
-            show_default="2, L // 2, L - 3 of L layers",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    num_steps: Annotated[
-        int,
-        typer.Option(
-            "--steps",
-            help="Number of tokens that the head drafts in a row during training.",
-            rich_help_panel=METHOD,
-        ),
-    ] = 4,
-    state_gib: Annotated[
-        float,
-        typer.Option(
-            help="Memory for hidden states that are read again in the next epoch, in GiB.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = 2.0,
-) -> None:
+@takes(common=COMMON_OPTIONS, own=EAGLE3_OPTIONS)
+def eagle3(common: CommonOptions, own: dict[str, Any]) -> None:
     """Train an EAGLE-3 head, which reads hidden states of the target.
 
     The target answers the prompts first, for at most 30 % of --minutes. Answers are kept for later
@@ -83,22 +91,11 @@ def eagle3(
       draftwise train eagle3 --target zoo:target --prompts chat.jsonl -o head --minutes 10 --resume
       draftwise train eagle3 --prompts law.jsonl --continue head -o law-head --minutes 10
     """
-    if start_from is not None:
-        for name, value in (("draft_vocab", draft_vocab), ("layers", layers)):
-            if value is not None:
-                raise InvalidParameterError(name, "is that of the head given with --continue")
-    common.run(
-        "eagle3",
-        draft_vocab=8192 if draft_vocab is None else draft_vocab,
-        layers=None if layers is None else tuple(parse_numbers("layers", layers)),
-        num_steps=num_steps,
-        state_gib=state_gib,
-        start_from=start_from,
-    )
+    common.run("eagle3", **settings_of(own))
 
 
 @train.command(cls=FlaggingCommand)
-@takes(common=COMMON_OPTIONS.but(loss="kl"))
+@takes(common=COMMON_OPTIONS.but(loss=DEFAULT_LOSSES["model"]))
 def model(
     common: CommonOptions,
     num_layers: Annotated[
@@ -121,7 +118,7 @@ def model(
 
 
 @train.command(cls=FlaggingCommand)
-@takes(common=COMMON_OPTIONS.but(loss="kl"))
+@takes(common=COMMON_OPTIONS.but(loss=DEFAULT_LOSSES["companion"]))
 def companion(
     common: CommonOptions,
     draft: Annotated[
@@ -201,35 +198,8 @@ def exit_(
 
 
 @train.command(cls=FlaggingCommand)
-@takes(common=COMMON_OPTIONS)
-def mtp(
-    common: CommonOptions,
-    start_from: Annotated[
-        str | None,
-        typer.Option(
-            "--continue",
-            help="Folder of an MTP layer to train further.",
-            metavar="LAYER",
-            show_default="the target's own, otherwise a new one",
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
-    num_steps: Annotated[
-        int,
-        typer.Option(
-            "--steps",
-            help="Number of tokens that the layer drafts in a row during training.",
-            rich_help_panel=METHOD,
-        ),
-    ] = 4,
-    state_gib: Annotated[
-        float,
-        typer.Option(
-            help="Memory for hidden states that are read again in the next epoch, in GiB.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = 2.0,
-) -> None:
+@takes(common=COMMON_OPTIONS, own=MTP_OPTIONS)
+def mtp(common: CommonOptions, own: dict[str, Any]) -> None:
     """Train the MTP layer of a target, or a new one for a target without one.
 
     The target stays as it is, and the trained layer is written to a folder of its own. Targets are
@@ -239,12 +209,12 @@ def mtp(
       draftwise train mtp --target zoo:hybrid --prompts chat.jsonl -o layer --minutes 10
       draftwise generate --target zoo:hybrid --draft layer --prompts chat.jsonl
     """
-    common.run("mtp", num_steps=num_steps, state_gib=state_gib, start_from=start_from)
+    common.run("mtp", **settings_of(own))
 
 
 @train.command(cls=FlaggingCommand)
-@takes(common=COMMON_OPTIONS.but(loss="tokens"), blocks=BLOCK_OPTIONS)
-def dflash(common: CommonOptions, blocks: BlockOptions) -> None:
+@takes(common=COMMON_OPTIONS.but(loss=DEFAULT_LOSSES["dflash"]), own=DFLASH_OPTIONS)
+def dflash(common: CommonOptions, own: dict[str, Any]) -> None:
     """Train a DFlash head, which predicts all tokens of a draft in one pass.
 
     It learns the tokens of the answers (--loss tokens), the target's distributions by one of the
@@ -254,24 +224,12 @@ def dflash(common: CommonOptions, blocks: BlockOptions) -> None:
     Examples:
       draftwise train dflash --target zoo:target --prompts chat.jsonl -o head --minutes 10
     """
-    common.run("dflash", **blocks.own())
+    common.run("dflash", **settings_of(own))
 
 
 @train.command(cls=FlaggingCommand)
-@takes(common=COMMON_OPTIONS.but(loss="dspark"), blocks=BLOCK_OPTIONS.but(block_size=7))
-def dspark(
-    common: CommonOptions,
-    blocks: BlockOptions,
-    markov: Annotated[
-        str,
-        typer.Option(
-            help="Kind of the Markov head: vanilla, gated or rnn.", rich_help_panel=METHOD
-        ),
-    ] = "vanilla",
-    markov_rank: Annotated[
-        int, typer.Option("--rank", help="Rank of the Markov head.", rich_help_panel=METHOD)
-    ] = 256,
-) -> None:
+@takes(common=COMMON_OPTIONS.but(loss=DEFAULT_LOSSES["dspark"]), own=DSPARK_OPTIONS)
+def dspark(common: CommonOptions, own: dict[str, Any]) -> None:
     """Train a DSpark head, a DFlash head in which each token depends on the one before.
 
     Its confidence head estimates whether the next token will be accepted. It is calibrated on the
@@ -280,4 +238,4 @@ def dspark(
     Examples:
       draftwise train dspark --target zoo:target --prompts chat.jsonl -o head --minutes 10
     """
-    common.run("dspark", **blocks.own(), markov=markov, markov_rank=markov_rank)
+    common.run("dspark", **settings_of(own))

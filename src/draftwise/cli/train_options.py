@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DATA, LENGTH, METHOD = "Data", "Length of the run", "Method"
 _DEFAULT_MINUTES = 60.0
+# Losses of kinds that do not have the default of all kinds.
+DEFAULT_LOSSES = {"model": "kl", "companion": "kl", "dflash": "tokens", "dspark": "dspark"}
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,7 @@ class BlockTask(RowTask[BlockHead]):
         anchors, is_anchor = anchors_of(begins)
         columns = anchors[..., None] + torch.arange(head.config.num_drafted, device=anchors.device)
         before, labels, learned = self._labels(rows, columns, is_anchor)
-        use_bfloat16 = reading.states.dtype == torch.bfloat16
-        with torch.autocast(self._teacher.device.type, torch.bfloat16, enabled=use_bfloat16):
+        with reading.autocast():
             hidden = head(rows, reading.states, self._teacher.embedding, anchors)
             features = head.features(hidden, before)
             confidence = head.confidence_logits(hidden, before)
@@ -264,8 +263,7 @@ def chain_logits_of_block(
     With a head and the embedding ``[vocab, hidden]`` of the target, it is a
     :data:`draftwise.distillation.evaluation.ChainLogits`.
     """
-    use_bfloat16 = reading.states.dtype == torch.bfloat16
-    with torch.autocast(reading.states.device.type, torch.bfloat16, enabled=use_bfloat16):
+    with reading.autocast():
         hidden, before, is_anchor = blocks_along(head, embedding, rows, reading, begins)
         features = head.features(hidden, before)
         for k in range(num_steps):

@@ -99,9 +99,8 @@ class ChainTask(RowTask[Trained]):
         # [n, draft_vocab] the target's softmax on the draft's tokens.
         p = self._teacher.logits(reading.final[needed], self._target_ids).float().softmax(dim=-1)
         place = torch.cumsum(needed.flatten(), 0).view(needed.shape) - 1
-        use_bfloat16 = reading.final.dtype == torch.bfloat16
         weights = [STEP_DECAY**depth for depth in range(self._num_steps)]
-        with torch.autocast(self._teacher.device.type, torch.bfloat16, enabled=use_bfloat16):
+        with reading.autocast():
             outs = self.outputs(rows, reading, masks[0])
             for depth, (out, mask, weight) in enumerate(zip(outs, masks, weights, strict=True)):
                 if not bool(mask.any()):

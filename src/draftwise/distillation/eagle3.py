@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from draftwise.checkpoints.draft_folder import write_draft
@@ -164,7 +163,6 @@ def chain_logits_of_head(
     With a head and the embedding ``[vocab, hidden]`` that it reads, it is a
     :data:`draftwise.distillation.evaluation.ChainLogits`.
     """
-    use_bfloat16 = reading.states.dtype == torch.bfloat16
-    with torch.autocast(reading.states.device.type, torch.bfloat16, enabled=use_bfloat16):
+    with reading.autocast():
         for out in unroll(head, rows, reading.states, embedding, begins, num_steps):
             yield head.logits(out)

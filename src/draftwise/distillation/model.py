@@ -62,7 +62,7 @@ class ModelRecipe(Recipe):
         return Prepared(
             ModelTask(model, teacher, rows, schedule, LOSSES[settings.loss], self.seed),
             is_layer_matrix,
-            partial(chain_logits_of_model, model, teacher),
+            partial(chain_logits_of_model, model),
             torch.arange(teacher.vocab_size),
             facts,
             write,
@@ -107,14 +107,13 @@ class ModelTask(PositionTask[LlamaForCausalLM]):
 
     def logits(self, rows: Rows, reading: Reading, mask: Tensor) -> Tensor:
         """See :class:`PositionTask`."""
-        with _autocast(self._teacher):
+        with reading.autocast():
             logits: Tensor = self.model.lm_head(_hidden(self.model, rows)[mask])
         return logits
 
 
 def chain_logits_of_model(
     model: LlamaForCausalLM,
-    teacher: Teacher,
     rows: Rows,
     reading: Reading,
     begins: Tensor,
@@ -122,18 +121,12 @@ def chain_logits_of_model(
 ) -> Iterator[Tensor]:
     """What a model proposes along given texts, which it reads alone.
 
-    With a model and the target, whose data type decides whether bfloat16 is used, it is a
-    :data:`draftwise.distillation.evaluation.ChainLogits`.
+    With a model, it is a :data:`draftwise.distillation.evaluation.ChainLogits`.
     """
     model.eval()
-    with _autocast(teacher):
+    with reading.autocast():
         for hidden in along_text(_hidden(model, rows), begins, num_steps):
             yield model.lm_head(hidden)
-
-
-def _autocast(teacher: Teacher) -> torch.autocast:
-    use_bfloat16 = teacher.projection.dtype == torch.bfloat16
-    return torch.autocast(teacher.device.type, torch.bfloat16, enabled=use_bfloat16)
 
 
 def _hidden(model: LlamaForCausalLM, rows: Rows) -> Tensor:

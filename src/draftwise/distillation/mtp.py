@@ -58,16 +58,9 @@ class MtpRecipe(Recipe):
         Raises:
             UnsupportedModelError: the layers of this family are not trained, or it has several.
         """
-        if config.model_type not in _FAMILIES or config.layer_types[-1] != "full_attention":
-            raise UnsupportedModelError(
-                "target",
-                f"MTP layers of {config.model_type} are not trained, those of dense Qwen3.5 models "
-                "whose last layer has attention are; train an EAGLE-3 head",
-            )
-        if num_mtp_layers(config) > 1:
-            raise UnsupportedModelError(
-                "target", "it has several MTP layers that follow each other; one is supported"
-            )
+        reason = why_not_trained(config)
+        if reason is not None:
+            raise UnsupportedModelError("target", reason)
 
     def prepare(
         self, teacher: Teacher, collected: Collected, rows: Rows, schedule: Schedule
@@ -122,6 +115,22 @@ class MtpRecipe(Recipe):
         )
 
 
+def why_not_trained(config: Any) -> str | None:
+    """The reason why the MTP layer of a target is not trained; ``None`` if it can be.
+
+    Args:
+        config: configuration of the target, or of its text part.
+    """
+    if config.model_type not in _FAMILIES or config.layer_types[-1] != "full_attention":
+        return (
+            f"MTP layers of {config.model_type} are not trained, those of dense Qwen3.5 models "
+            "whose last layer has attention are; train an EAGLE-3 head"
+        )
+    if num_mtp_layers(config) > 1:
+        return "it has several MTP layers that follow each other; one is supported"
+    return None
+
+
 class MtpTask(ChainTask[nn.Module]):
     """Trains an MTP layer; see :class:`ChainTask`."""
 
@@ -153,8 +162,7 @@ def chain_logits_of_mtp(
 
     With a layer and its target, it is a :data:`draftwise.distillation.evaluation.ChainLogits`.
     """
-    use_bfloat16 = reading.final.dtype == torch.bfloat16
-    with torch.autocast(reading.final.device.type, torch.bfloat16, enabled=use_bfloat16):
+    with reading.autocast():
         for out in _outputs(layer, teacher, rows, reading, begins, num_steps):
             yield teacher.logits_with_gradient(out)
 

@@ -43,6 +43,12 @@ class Reading:
     states: Tensor
     final: Tensor
 
+    def autocast(self) -> torch.autocast:
+        """Computation in bfloat16 where the target has bfloat16 weights."""
+        final = self.final
+        use_bfloat16 = final.dtype == torch.bfloat16
+        return torch.autocast(final.device.type, torch.bfloat16, enabled=use_bfloat16)
+
 
 class Teacher:
     """A model whose hidden states are read at chosen layers. It computes no gradients.

@@ -7,37 +7,38 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.engine.cached_model import ForwardInput
+from draftwise.engine.one_pass_head import OnePassHead, Predicted
 from draftwise.engine.request import Request
+from draftwise.models.heads.block_forward import BlockOutput
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.segment import Segment
 from draftwise.models.transfer import upload
 
 
-class _Blocks:
-    """The blocks of a step, of which one position after the other is drawn.
+class _Blocks(Predicted):
+    """The blocks of a step.
 
     Attributes:
-        hidden: ``[blocks, positions, hidden]`` the output of the layers.
-        logits: ``[blocks, positions, draft_vocab]`` without the head's correction.
-        places: index of each cache slot's block.
-        state: ``[blocks, …]`` of the correction; ``None`` without one.
-        confidence: ``[blocks, positions]`` float32, as far as it was asked for.
-        position: the next position.
+        num_positions: positions of each block.
+        hidden: ``[blocks * positions, hidden]`` the output of the layers.
+        state: ``[blocks, …]`` of the correction.
+        confidence: ``[blocks * positions]`` float32, as far as it was asked for.
     """
 
     def __init__(
-        self, hidden: Tensor, logits: Tensor, places: dict[int, int], state: Tensor | None
+        self, output: BlockOutput, slots: Sequence[int], anchors: Tensor, state: Tensor
     ) -> None:
         """Begin before the first position."""
-        self.hidden, self.logits, self.places, self.state = hidden, logits, places, state
-        self.confidence = hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
-        self.position = 0
+        self.num_positions = output.hidden.shape[1]
+        first_rows = {slot: at * self.num_positions for at, slot in enumerate(slots)}
+        super().__init__(output.logits.flatten(0, 1), first_rows, anchors)
+        self.hidden, self.state = output.hidden.flatten(0, 1), state
+        self.confidence = self.hidden.new_zeros(len(self.hidden), dtype=torch.float32)
 
 
-class CachedBlockHead(CachedDraftHead):
+class CachedBlockHead(OnePassHead):
     """Runs a head that drafts blocks, and keeps its cache consistent with the requests.
 
     Entry i of the cache is computed from the target's state at position i. The rows of a block are
@@ -48,11 +49,7 @@ class CachedBlockHead(CachedDraftHead):
     """
 
     head: BlockHeadModel
-
-    @property
-    def are_independent(self) -> bool:
-        """Whether the tokens of a block are independent of each other."""
-        return self.head.correction is None
+    _predicted: _Blocks | None
 
     def __init__(self, model: BlockHeadModel, cache: KVCache, vocab_size: int) -> None:
         """Set up.
@@ -66,22 +63,27 @@ class CachedBlockHead(CachedDraftHead):
         # The cache has room for a block after the longest text.
         self.capacity = cache.capacity - model.block_size
         self._num_wanted = model.num_drafted
-        self._blocks: _Blocks | None = None
+
+    @property
+    def are_independent(self) -> bool:
+        """Whether the tokens of a block are independent of each other."""
+        return self.head.correction is None
+
+    @property
+    def estimates_confidence(self) -> bool:
+        """Whether there is a confidence head."""
+        return self.head.confidence is not None
 
     def room(self, request: Request) -> int:
         """Maximum number of tokens that it can draft: those of one block, within the context."""
         return min(super().room(request), self.head.num_drafted)
 
     def expect(self, num_tokens: int) -> None:
-        """Prepare the next :meth:`read`, after which at most so many positions are drawn."""
+        """Prepare the next pass, after which at most so many positions are drawn."""
         self._num_wanted = min(num_tokens, self.head.num_drafted)
 
-    def read(self, inputs: Iterable[ForwardInput]) -> tuple[Tensor | None, int]:
-        """Read waiting states, and compute the blocks of the requests that draft, in one pass.
-
-        See :meth:`draftwise.engine.cached_model.CachedModel.read`. The logits are those of the
-        first position of each block.
-        """
+    def predict(self, inputs: Iterable[ForwardInput]) -> tuple[Predicted | None, int]:
+        """Read waiting states, and compute blocks, in one pass; see :class:`OnePassHead`."""
         inputs = sorted(inputs, key=lambda each: each.request.cache_slot)
         self._catch_up(each._replace(num_logits=0) for each in inputs)
         context: list[Segment] = []
@@ -98,79 +100,49 @@ class CachedBlockHead(CachedDraftHead):
         if not context and not blocks:
             return None, 0
         states = self._states_of(context) if context else None
-        hidden = self.head.read(self.cache, states, context, anchors, blocks)
+        output = self.head.read(self.cache, states, context, anchors, blocks, self._num_wanted)
         num_tokens = sum(segment.num_tokens for segment in (*context, *blocks))
-        if hidden is None:
+        if output is None:
             return None, num_tokens
-        slots = [segment.cache_slot for segment in blocks]
-        self._begin(hidden[:, : self._num_wanted], slots)
+        slots, correction = [segment.cache_slot for segment in blocks], self.head.correction
         before = upload(anchors, torch.long, self.device)
+        state = before if correction is None else correction.first_state(len(slots))
+        self._predicted = _Blocks(output, slots, before, state)
         self.next_confidence(slots, before)
-        return self._next_logits(slots, before), num_tokens
+        return self._predicted, num_tokens
 
-    def read_one(self, rows: Sequence[int], tokens: Tensor) -> Tensor:
-        """Logits ``[rows, vocab]`` of the next position of the blocks. Nothing is read for them."""
-        return self._next_logits(rows, tokens)
+    def next_rows(self, slots: Sequence[int], tokens: Tensor) -> Tensor:
+        """Go on to the next position of some drafts; see :class:`OnePassHead`."""
+        rows, correction = super().next_rows(slots, tokens), self.head.correction
+        if correction is not None:
+            blocks = self._predicted
+            assert blocks is not None
+            own = rows // blocks.num_positions
+            logits, state = correction(
+                blocks.logits[rows], tokens, blocks.hidden[rows], blocks.state[own]
+            )
+            blocks.logits[rows], blocks.state[own] = logits.to(blocks.logits.dtype), state
+        return rows
 
     def next_confidence(self, slots: Sequence[int], tokens: Tensor) -> Tensor | None:
-        """``[slots]`` the estimated probability that the next token of each draft is accepted.
-
-        Args:
-            slots: cache slots.
-            tokens: ``[slots]`` int64, the token before.
-
-        Returns:
-            ``None`` without a confidence head, and at the end of the blocks.
-        """
-        blocks, head = self._blocks, self.head.confidence
-        if blocks is None or head is None or blocks.position == blocks.hidden.shape[1]:
+        """Estimate the acceptance of the next token of each draft; see :class:`OnePassHead`."""
+        blocks, head = self._predicted, self.head.confidence
+        if blocks is None or head is None or blocks.position == blocks.num_positions:
             return None
-        rows, position = self._rows(slots), blocks.position
-        found = head(blocks.hidden[rows, position], tokens, position)
-        blocks.confidence[rows, position] = found
+        rows = blocks.rows(slots)
+        found = head(blocks.hidden[rows], tokens, blocks.position)
+        blocks.confidence[rows] = found
         return found
 
     def confidence(self, slots: Sequence[int], num_tokens: int) -> Tensor | None:
         """``[slots, num_tokens]`` what was estimated of the first tokens of each draft."""
-        if self._blocks is None or self.head.confidence is None:
+        blocks = self._predicted
+        if blocks is None or self.head.confidence is None:
             return None
-        return self._blocks.confidence[self._rows(slots), :num_tokens]
-
-    def has_static_steps(self, num_tokens: int) -> bool:
-        """False: the passes are not recorded."""
-        return False
-
-    def _begin(self, hidden: Tensor, slots: Sequence[int]) -> None:
-        """Compute the logits of all positions, so that the projection is read once."""
-        logits = self.head.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
-        correction, places = self.head.correction, {slot: at for at, slot in enumerate(slots)}
-        state = None if correction is None else correction.first_state(len(slots))
-        self._blocks = _Blocks(hidden, logits, places, state)
-
-    def _next_logits(self, slots: Sequence[int], tokens: Tensor) -> Tensor:
-        """``[slots, vocab]`` logits of the next position.
-
-        Args:
-            slots: cache slots.
-            tokens: ``[slots]`` int64, the token before.
-        """
-        blocks = self._blocks
-        assert blocks is not None
-        rows = self._rows(slots)
-        logits = blocks.logits[rows, blocks.position]
-        if self.head.correction is not None:
-            assert blocks.state is not None
-            hidden, state = blocks.hidden[rows, blocks.position], blocks.state[rows]
-            logits, state = self.head.correction(logits, tokens, hidden, state)
-            blocks.state[rows] = state
-        blocks.position += 1
-        return self.fit_vocabulary(logits)
-
-    def _rows(self, slots: Sequence[int]) -> Tensor:
-        """``[slots]`` int64, the block of each cache slot."""
-        assert self._blocks is not None
-        places = self._blocks.places
-        return upload([places[slot] for slot in slots], torch.long, self.device)
+        firsts = torch.tensor([blocks.first_rows[slot] for slot in slots])
+        width = min(num_tokens, blocks.num_positions)
+        rows = firsts.unsqueeze(1) + torch.arange(width)
+        return blocks.confidence[rows.to(self.device)]
 
     def _read_context(self, requests: Sequence[Request], segments: Sequence[Segment]) -> None:
         """See :meth:`CachedDraftHead._read_context`."""

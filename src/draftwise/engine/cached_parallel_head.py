@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.cached_model import ForwardInput
+from draftwise.engine.one_pass_head import OnePassHead, Predicted
 from draftwise.models.heads.parallel_model import ParallelHeadModel
-from draftwise.models.kv_cache import KVCache
 from draftwise.models.segment import Segment
 from draftwise.models.transfer import upload
 
 
-class _Predicted(NamedTuple):
-    """The logits of all drafts of a step.
-
-    Attributes:
-        logits: ``[rows, draft_vocab]``, draft after draft.
-        next_rows: the row of each cache slot's next position.
-    """
-
-    logits: Tensor
-    next_rows: dict[int, int]
-
-
-class CachedParallelHead(CachedHead):
+class CachedParallelHead(OnePassHead, CachedHead):
     """Runs a head that predicts several tokens in one pass.
 
     Entries of the cache are those of EAGLE-3. Rows of mask tokens follow them for the time of one
@@ -40,30 +27,9 @@ class CachedParallelHead(CachedHead):
     """
 
     head: ParallelHeadModel
-    are_independent = True
 
-    def __init__(self, model: ParallelHeadModel, cache: KVCache, vocab_size: int) -> None:
-        """Set up.
-
-        Args:
-            model: the head.
-            cache: its cache, with the same slots as the target's.
-            vocab_size: the target's vocabulary size.
-        """
-        super().__init__(model, cache, vocab_size)
-        self._num_wanted = 1
-        self._predicted: _Predicted | None = None
-
-    def expect(self, num_tokens: int) -> None:
-        """Prepare the next :meth:`read`, after which at most so many positions are drawn."""
-        self._num_wanted = num_tokens
-
-    def read(self, inputs: Iterable[ForwardInput]) -> tuple[Tensor | None, int]:
-        """Read waiting states, and predict the tokens of the requests that draft, in one pass.
-
-        See :meth:`draftwise.engine.cached_model.CachedModel.read`. The logits are those of the
-        first position of each draft.
-        """
+    def predict(self, inputs: Iterable[ForwardInput]) -> tuple[Predicted | None, int]:
+        """Read waiting states, and predict tokens, in one pass; see :class:`OnePassHead`."""
         inputs = sorted(inputs, key=lambda each: each.request.cache_slot)
         self._catch_up(inputs, self.cache.max_new_tokens - self._num_wanted + 1)
         tokens: list[int] = []
@@ -71,6 +37,7 @@ class CachedParallelHead(CachedHead):
         states: list[Tensor] = []
         ends: list[int] = []
         counts: list[int] = []
+        anchors: list[int] = []
         for request, end, _, num_logits, _ in inputs:
             slot = request.cache_slot
             start, end = self._unread(request, end, num_logits)
@@ -83,6 +50,8 @@ class CachedParallelHead(CachedHead):
             segments.append(Segment(slot, start, end - start + masks))
             ends.append(end)
             counts.append(num_logits + masks)
+            if num_logits:
+                anchors.append(request.tokens[end])
         if not segments:
             return None, 0
         lasts = accumulate(segment.num_tokens for segment in segments)
@@ -97,23 +66,11 @@ class CachedParallelHead(CachedHead):
         if not rows:
             return None, len(tokens)
         firsts = accumulate(counts, initial=0)
-        drafting = [
-            (segment.cache_slot, first)
+        first_rows = {
+            segment.cache_slot: first
             for segment, count, first in zip(segments, counts, firsts, strict=False)
             if count
-        ]
-        self._predicted = _Predicted(output.logits, dict(drafting))
-        return self._next_logits([slot for slot, _ in drafting]), len(tokens)
-
-    def read_one(self, rows: Sequence[int], tokens: Tensor) -> Tensor:
-        """Logits ``[rows, vocab]`` of the next position of the drafts. Nothing is read for them."""
-        return self._next_logits(rows)
-
-    def _next_logits(self, slots: Sequence[int]) -> Tensor:
-        predicted = self._predicted
-        assert predicted is not None
-        rows = [predicted.next_rows[slot] for slot in slots]
-        for slot in slots:
-            predicted.next_rows[slot] += 1
-        index = upload(rows, torch.long, self.device)
-        return self.fit_vocabulary(predicted.logits[index])
+        }
+        before = upload(anchors, torch.long, self.device)
+        self._predicted = Predicted(output.logits, first_rows, before)
+        return self._predicted, len(tokens)

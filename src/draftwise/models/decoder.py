@@ -38,6 +38,7 @@ class DecoderForward:
         weight = spec.embedding.weight
         self._layers = [DecoderLayer(spec, layer, weight.dtype) for layer in spec.layers]
         self._norm = Norm(spec.norm, weight.dtype)
+        assert spec.head is not None
         self._head = join_linear([spec.head])
         self._pads = isinstance(self._head, BlockedLinear)
         self._fused: FusedLayers | None = None

@@ -152,10 +152,11 @@ class RotaryTable:
 
 @dataclass(frozen=True)
 class StateInputSpec:
-    """How the first layer of a drafting head reads states of a target.
+    """How a drafting head reads states of a target.
 
-    The layer reads the normalised embedding and the normalised state side by side. See
-    :class:`draftwise.models.heads.forward.HeadForward`.
+    The first layer reads the normalised embedding and the normalised state side by side; see
+    :class:`draftwise.models.heads.forward.HeadForward`. Or the normalised states are rows of a
+    context; see :class:`draftwise.models.heads.block_forward.BlockForward`.
 
     Attributes:
         projection: the linear layer from the target's states to the head's residual stream.
@@ -164,6 +165,8 @@ class StateInputSpec:
         state_norm: norm of the projected state.
         norm_before_residual: whether the residual stream begins with the normalised state.
         norm_output: whether the next token of a draft reads the output after the final norm.
+        is_context: whether the states are rows of a context, which have keys and values in every
+            layer and nothing else.
     """
 
     projection: nn.Linear
@@ -172,6 +175,7 @@ class StateInputSpec:
     state_norm: NormSpec
     norm_before_residual: bool
     norm_output: bool
+    is_context: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,8 @@ class DecoderSpec:
         embedding_scale: factor of the embedding.
         layers: the decoder layers.
         norm: the norm before the head.
-        head: the linear layer that computes the logits.
+        head: the linear layer that computes the logits; ``None`` for a drafting head that uses its
+            target's.
         logit_scale: factor of the logits.
         logit_softcap: the logits are limited to ±softcap by softcap·tanh(logit / softcap); ``None``
             for no limit.
@@ -205,7 +210,7 @@ class DecoderSpec:
     embedding_scale: float
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
-    head: nn.Linear
+    head: nn.Linear | None
     logit_scale: float
     logit_softcap: float | None
     num_heads: int

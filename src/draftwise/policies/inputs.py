@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -110,6 +111,10 @@ class DraftPosition:
         """A copy with the target's acceptance probabilities, ``[active]`` float32."""
         return replace(self, agreement=agreement)
 
+    def with_confidence(self, confidence: Tensor | None) -> DraftPosition:
+        """A copy with ``next_confidence``."""
+        return replace(self, next_confidence=confidence)
+
     def of(self, active: list[int], place: Mapping[int, int]) -> DraftPosition:
         """Some entries of this position.
 
@@ -169,18 +174,16 @@ class LazyPosition(DraftPosition):
 
     def with_agreement(self, agreement: Tensor) -> LazyPosition:
         """See :class:`DraftPosition`."""
-        assert self.entropy is not None
-        assert self.token_probs is not None
-        return LazyPosition(
-            self.index,
-            self.requests,
-            self.tokens,
-            vars(self)["_everyone"],
-            self.entropy,
-            self.token_probs,
-            agreement,
-            vars(self)["_widen"],
-        )
+        return self._changed(agreement=agreement)
+
+    def with_confidence(self, confidence: Tensor | None) -> LazyPosition:
+        """See :class:`DraftPosition`."""
+        return self._changed(next_confidence=confidence)
+
+    def _changed(self, **changes: Tensor | None) -> LazyPosition:
+        changed = copy(self)
+        vars(changed).update(changes)
+        return changed
 
     @property
     def draft_probs(self) -> Tensor | None:

@@ -26,9 +26,9 @@ from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import CompanionModel
-from draftwise.engine.drafting.block import OnePassHead
 from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.mapped_model import new_cached_model
+from draftwise.engine.one_pass_head import OnePassHead
 from draftwise.engine.proposers.assistant import AssistantProposer
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.block import BlockProposer

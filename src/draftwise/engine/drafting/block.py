@@ -7,14 +7,10 @@ from dataclasses import replace
 import torch
 
 from draftwise.core.types import Draft, DraftSignals
-from draftwise.engine.cached_block_head import CachedBlockHead
-from draftwise.engine.cached_parallel_head import CachedParallelHead
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingStep
+from draftwise.engine.one_pass_head import OnePassHead
 from draftwise.models.draft_buffers import clear_beyond
-
-# Heads that compute all logits of a draft in one pass.
-OnePassHead = CachedBlockHead | CachedParallelHead
 
 
 class BlockBackend(EagerBackend):
@@ -39,28 +35,42 @@ class BlockBackend(EagerBackend):
         drawn = super().draw(active, num_tokens)
         assert self._last is not None
         position, is_nan = self._last
-        if self._step.signals and isinstance(self._head, CachedBlockHead):
+        if self._step.signals and self._head.estimates_confidence:
             slots = [self._step.cache_slots[request] for request in active]
             confidence = self._head.next_confidence(slots, position.tokens)
-            self._last = replace(position, next_confidence=confidence), is_nan
+            self._last = position.with_confidence(confidence), is_nan
         return drawn
 
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, truncated to each request's length."""
-        draft, step = super().finish(lengths, num_tokens), self._step
-        if draft.signals is not None and isinstance(self._head, CachedBlockHead):
-            draft = replace(draft, signals=self._with_confidence(self._head, draft))
-        if step.batch.uniforms is None or not step.is_certain:
-            return draft
-        return replace(draft, is_one_hot=tuple(length > 0 for length in draft.lengths))
+        return completed(super().finish(lengths, num_tokens), self._step, self._head)
 
-    def _with_confidence(self, head: CachedBlockHead, draft: Draft) -> DraftSignals | None:
-        """The draft's signals with what a confidence head has estimated, if there is one."""
-        step, signals, width = self._step, draft.signals, draft.tokens.shape[1]
-        known = head.confidence([step.cache_slots[request] for request in step.active], width)
-        if known is None or signals is None:
-            return signals
-        confidence = torch.zeros_like(signals.entropy)
-        confidence[step.active, : known.shape[1]] = known
-        clear_beyond(draft.lengths, confidence)
-        return replace(signals, confidence=confidence)
+
+def completed(draft: Draft, step: DraftingStep, head: OnePassHead) -> Draft:
+    """A draft with what the draft of a head has beside that of a model.
+
+    These are the estimates of a confidence head, and whether tokens are proposed with certainty.
+
+    Args:
+        draft: the draft of a step.
+        step: the step.
+        head: the head.
+    """
+    if draft.signals is not None and head.estimates_confidence:
+        draft = replace(draft, signals=_with_confidence(draft.signals, draft, step, head))
+    if step.batch.uniforms is None or not step.is_certain:
+        return draft
+    return replace(draft, is_one_hot=tuple(length > 0 for length in draft.lengths))
+
+
+def _with_confidence(
+    signals: DraftSignals, draft: Draft, step: DraftingStep, head: OnePassHead
+) -> DraftSignals:
+    width = draft.tokens.shape[1]
+    known = head.confidence([step.cache_slots[request] for request in step.active], width)
+    if known is None:
+        return signals
+    confidence = torch.zeros_like(signals.entropy)
+    confidence[step.active, : known.shape[1]] = known
+    clear_beyond(draft.lengths, confidence)
+    return replace(signals, confidence=confidence)

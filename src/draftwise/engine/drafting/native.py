@@ -45,6 +45,20 @@ class NativeBackend:
     def begin(self, step: DraftingStep) -> None:
         """Prepare the new tokens, which the first kernel call reads."""
         model, cache = self._model, self._model.cache
+        self._prepare(step)
+        # Number of entries in the cache before the first token is drawn.
+        self._num_read = [
+            model.text_end(request, length)
+            for request, length in zip(step.batch.generating, step.text_lengths, strict=True)
+        ]
+        tokens, segments, logit_tokens, states, _ = model.gather(step.inputs)
+        cache.begin_pass(segments)
+        self._run.read(tokens, segments, logit_tokens, states)
+        cache.advance_all(segments)
+
+    def _prepare(self, step: DraftingStep) -> None:
+        """Prepare the memory of a step, and the run of its kernels."""
+        model, cache = self._model, self._model.cache
         native = model.native
         assert native is not None
         if not self._buffers.fits(len(step.limits), step.width):
@@ -53,7 +67,7 @@ class NativeBackend:
             # The kernels may have written distributions of a draft that was interrupted.
             self._buffers.distrust()
         self._is_unfinished = True
-        uniforms = step.batch.uniforms
+        uniforms = step.batch.uniforms if step.is_sampled else None
         controls, token_history = self.conditions(step)
         self._step = step
         self._run = DraftRun(
@@ -67,15 +81,6 @@ class NativeBackend:
             step.limits,
             self._carried,
         )
-        # Number of entries in the cache before the first token is drawn.
-        self._num_read = [
-            model.text_end(request, length)
-            for request, length in zip(step.batch.generating, step.text_lengths, strict=True)
-        ]
-        tokens, segments, logit_tokens, states, _ = model.gather(step.inputs)
-        cache.begin_pass(segments)
-        self._run.read(tokens, segments, logit_tokens, states)
-        cache.advance_all(segments)
 
     @torch.inference_mode()
     def draw(self, active: list[int], num_tokens: int) -> int:
@@ -103,13 +108,18 @@ class NativeBackend:
 
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, truncated to each request's length."""
+        self._count_entries(lengths, num_tokens)
+        step = self._step
+        # The kernels write zeros for a token whose logits are NaN.
+        draft = step.collect(self._buffers, lengths, num_tokens, self._run.lengths.tolist())
+        self._is_unfinished = False
+        return draft
+
+    def _count_entries(self, lengths: list[int], num_tokens: int) -> None:
+        """Set the cache's lengths to what was read of the draft."""
         step, cache, is_nan = self._step, self._model.cache, self._buffers.is_nan
         for request in step.active:
             # The last drawn token was not read, whether it was drafted or its logits were NaN.
             length = lengths[request]
             drawn = length + int(length < num_tokens and is_nan[request, length])
             cache.advance(step.cache_slots[request], self._num_read[request] + drawn - 1)
-        # The kernels write zeros for a token whose logits are NaN.
-        draft = step.collect(self._buffers, lengths, num_tokens, self._run.lengths.tolist())
-        self._is_unfinished = False
-        return draft

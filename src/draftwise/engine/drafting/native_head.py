@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import Draft
-from draftwise.engine.cached_head import CachedHead
+from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.drafting.native import NativeBackend
 
@@ -41,7 +41,7 @@ class NativeHeadBackend(NativeBackend):
     target's vocabulary once, when it is complete.
     """
 
-    def __init__(self, cached_head: CachedHead) -> None:
+    def __init__(self, cached_head: CachedDraftHead) -> None:
         """Set up for a head. Memory is allocated by the first draft."""
         super().__init__(cached_head)
         ids = self._target_ids = cached_head.head.target_ids

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from draftwise.engine.drafting.block import BlockBackend, OnePassHead
+from draftwise.engine.drafting.block import BlockBackend
 from draftwise.engine.drafting.loop import DraftingBackend
+from draftwise.engine.drafting.native_block import NativeBlockBackend
+from draftwise.engine.one_pass_head import OnePassHead
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.by_name import register
 from draftwise.engine.proposers.model import ModelProposer
@@ -35,6 +37,7 @@ class BlockProposer(ModelProposer):
         self.is_certain = (context.proposals or default) == "one-hot"
 
     def _new_backends(self) -> list[DraftingBackend]:
-        """Passes that support every step."""
-        assert isinstance(self.cached_model, OnePassHead)
-        return [BlockBackend(self.cached_model)]
+        """Native kernels where there are any, and a backend that supports every step."""
+        model = self.cached_model
+        assert isinstance(model, OnePassHead)
+        return [NativeBlockBackend(model), BlockBackend(model)]

@@ -61,7 +61,7 @@ class NativeDecoder:
         dtype: dtype of the embedding.
         num_embeddings: number of token ids.
         hidden_size: size of the residual stream.
-        vocab_size: width of the logits.
+        vocab_size: width of the logits; 0 for a drafting head that uses its target's projection.
         weight_bytes: bytes of the matrices that a pass over one token reads, without the embedding.
     """
 
@@ -89,15 +89,17 @@ class NativeDecoder:
         self.dtype = embedding.weight.dtype
         self.num_embeddings = embedding.num_embeddings
         self.hidden_size = spec.hidden_size
-        self.vocab_size: int = spec.head.out_features
+        self.vocab_size = 0 if spec.head is None else spec.head.out_features
         self._rotary_keys = sorted(spec.rotary)
         self._rotary = [spec.rotary[key] for key in self._rotary_keys]
         layers = (DecoderLayer * len(spec.layers))()
         packs_experts = are_packed(spec.experts)
         for to, layer in zip(layers, spec.layers, strict=True):
             self._pack_layer(to, layer, packs_experts)
-        head = self._keep_matrix(spec.head)
-        release_weight(spec.head)
+        head = None
+        if spec.head is not None:
+            head = self._keep_matrix(spec.head)
+            release_weight(spec.head)
         self._layers = layers
         rotary_sizes = torch.tensor([each.size for each in self._rotary], dtype=torch.int64)
         blocks = embedding_blocks(stored_rows(embedding))

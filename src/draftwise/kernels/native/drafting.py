@@ -115,6 +115,19 @@ class DraftRun:
             self._first.keep_alive = self._first.keep_alive, states
         self._call.first = ctypes.addressof(self._first)
 
+    def draw_from(self, logits: Tensor, first_rows: Sequence[int]) -> None:
+        """Draw from logits that were computed before. No pass is run.
+
+        Args:
+            logits: ``[rows, vocab]`` over the vocabulary of the buffers, which penalties change in
+                place. The positions of a request are in consecutive rows.
+            first_rows: ``[requests]`` the row of each request's first position.
+        """
+        self._block_logits = logits.float().contiguous()
+        self._block_rows = np.asarray(first_rows, dtype=np.int64)
+        self._call.block_logits = self._block_logits.data_ptr()
+        self._call.block_rows = self._block_rows.ctypes.data
+
     def follow(
         self, requests: Sequence[int], cache_slots: Sequence[int], starts: Sequence[int]
     ) -> None:

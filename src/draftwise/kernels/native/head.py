@@ -48,6 +48,7 @@ class NativeHead(NativeDecoder):
             size // num_states,
             reads.norm_before_residual,
             reads.norm_output,
+            reads.is_context,
         )
         release_weight(reads.projection)
         self._model.state_input = ctypes.addressof(self._state_input)

@@ -171,6 +171,7 @@ class AttentionCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
         *((name, ctypes.c_int64) for name in ("scratch_size", "is_bfloat16", "window", "chunk")),
         *((name, ctypes.c_double) for name in ("scale", "softcap")),
+        *((name, ctypes.c_int64) for name in ("sees_segment", "shares_window")),
     )
 
 
@@ -185,7 +186,7 @@ class DecoderLayer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("experts", "qkv_bias", "out_bias", "sinks")),
         ("recurrent", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size", "rotary")),
-        ("intermediate", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("intermediate", "sees_segment", "shares_window")),
     )
 
 
@@ -208,6 +209,7 @@ class StateInput(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("projection", "joint_norm", "norms", "state_norm")),
         *((name, ctypes.c_int64) for name in ("num_states", "size")),
         *((name, ctypes.c_int64) for name in ("norm_before_residual", "norm_output")),
+        ("is_context", ctypes.c_int64),
     )
 
 
@@ -270,6 +272,7 @@ class DraftCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_rows", "position", "num_positions", "width")),
         *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab", "carried_stride")),
         ("drawing_s", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("block_logits", "block_rows")),
     )
 
 

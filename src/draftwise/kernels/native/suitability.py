@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ _LEAST_LANES = 8
 # Depth of a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
 
+Head = TypeVar("Head", bound=NativeHead)
+
 
 def native_decoder(model: nn.Module, even_if_slow: bool = False) -> NativeDecoder | None:
     """Pack a described model for the native kernels.
@@ -56,10 +58,11 @@ def native_decoder(model: nn.Module, even_if_slow: bool = False) -> NativeDecode
     return NativeDecoder(spec, library, bits)
 
 
-def native_head(spec: DecoderSpec, output_ids: Tensor | None) -> NativeHead | None:
+def native_head(kind: type[Head], spec: DecoderSpec, output_ids: Tensor | None) -> Head | None:
     """Pack a drafting head for the native kernels; ``None`` if they do not support it.
 
     Args:
+        kind: the class of the packed head.
         spec: the head.
         output_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes; ``None`` if
             they are all tokens of the target.
@@ -70,7 +73,7 @@ def native_head(spec: DecoderSpec, output_ids: Tensor | None) -> NativeHead | No
     layers = _head_layers(spec)
     dtype = spec.embedding.weight.dtype
     bits = _stored_bits(spec, layers, library, dtype, _is_large_head(layers))
-    return NativeHead(spec, library, bits, output_ids)
+    return kind(spec, library, bits, output_ids)
 
 
 def why_no_native_head(spec: DecoderSpec) -> str | None:
@@ -86,7 +89,8 @@ def _head_layers(spec: DecoderSpec) -> list[nn.Linear]:
     """The linear layers of a head."""
     assert spec.state_input is not None
     layers = [each for layer in spec.layers for each in layer.linear_layers]
-    return [*layers, spec.state_input.projection, spec.head]
+    own_head = [] if spec.head is None else [spec.head]
+    return [*layers, spec.state_input.projection, *own_head]
 
 
 def _is_large_head(layers: Sequence[nn.Linear]) -> bool:
@@ -209,7 +213,7 @@ def _why_not_packable(spec: DecoderSpec) -> str | None:
     """Why not all linear layers can be packed as integers with a scale per group."""
     if any(each.order is not None for each in spec.recurrences):
         return "the projections of its recurrences are stored in another order"
-    joined: list[tuple[nn.Linear, ...]] = [(spec.head,)]
+    joined: list[tuple[nn.Linear, ...]] = [] if spec.head is None else [(spec.head,)]
     if spec.state_input is not None:
         joined.append((spec.state_input.projection,))
     for layer in spec.layers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,19 @@ from draftwise.models.blocked_linear import join_linear
 from draftwise.models.heads.block_layer import BlockLayer, BlockPlan
 from draftwise.models.heads.block_spec import BlockSpec
 from draftwise.models.norm import Norm
+from draftwise.models.transfer import upload
+
+
+class BlockOutput(NamedTuple):
+    """What a pass computes of blocks.
+
+    Attributes:
+        hidden: ``[blocks, positions, hidden]`` the output of the layers after the final norm.
+        logits: ``[blocks, positions, draft_vocab]`` without the correction.
+    """
+
+    hidden: Tensor
+    logits: Tensor
 
 
 class BlockForward:
@@ -38,22 +52,22 @@ class BlockForward:
         self._projection = projection if spec.head is None else join_linear([spec.head])
 
     def __call__(
-        self, plan: BlockPlan, states: Tensor | None, anchors: Tensor | None
-    ) -> Tensor | None:
+        self, plan: BlockPlan, states: Tensor | None, anchors: Sequence[int], wanted: range
+    ) -> BlockOutput | None:
         """Compute a pass, and write its keys and values.
 
         Args:
             plan: the rows of the pass.
             states: ``[context, state_size]`` the target's states; ``None`` without new context.
-            anchors: ``[blocks]`` int64, the newest token of each request that drafts; ``None``
-                without blocks.
+            anchors: ``[blocks]`` the newest token of each request that drafts.
+            wanted: rows of each block whose results are returned.
 
         Returns:
-            ``[blocks, block_size, hidden]`` after the final norm; ``None`` without blocks.
+            ``None`` without blocks.
         """
         spec = self._spec
         context = None if states is None else self._context_norm(self._fusion(states))
-        hidden = None if anchors is None else self._embedded(anchors)
+        hidden = self._embedded(anchors) if anchors else None
         cos, sin = spec.rotary(plan.positions)
         dtype = spec.embedding.dtype
         angles = cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
@@ -61,18 +75,28 @@ class BlockForward:
             hidden = layer.read(plan, context, hidden, angles)
         if hidden is None:
             return None
-        return self._norm(hidden).view(-1, spec.block_size, spec.hidden_size)
+        normed = self._norm(hidden).view(-1, spec.block_size, spec.hidden_size)
+        chosen = normed[:, wanted.start : wanted.stop]
+        # For all positions at once, so that the projection is read once.
+        logits = limited(spec, self._projection(chosen.flatten(0, 1)))
+        return BlockOutput(chosen, logits.view(*chosen.shape[:2], -1))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits ``[rows, draft_vocab]`` of rows ``[rows, hidden]`` after the final norm."""
-        logits, softcap = self._projection(hidden), self._spec.logit_softcap
-        if self._spec.logit_scale != 1:
-            logits = logits * self._spec.logit_scale
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-    def _embedded(self, anchors: Tensor) -> Tensor:
+    def _embedded(self, anchors: Sequence[int]) -> Tensor:
         """``[blocks * block_size, hidden]`` the embedded rows of the blocks."""
         spec = self._spec
-        ids = anchors.new_full((len(anchors), spec.block_size), spec.mask_token_id)
-        ids[:, 0] = anchors
-        return F.embedding(ids.flatten(), spec.embedding) * spec.embedding_scale
+        ids = upload(block_tokens(spec, anchors), torch.long, spec.embedding.device)
+        return F.embedding(ids, spec.embedding) * spec.embedding_scale
+
+
+def block_tokens(spec: BlockSpec, anchors: Sequence[int]) -> list[int]:
+    """``[blocks * block_size]`` the tokens of the rows of blocks: the newest, and mask tokens."""
+    masks = [spec.mask_token_id] * (spec.block_size - 1)
+    return [token for anchor in anchors for token in (anchor, *masks)]
+
+
+def limited(spec: BlockSpec, logits: Tensor) -> Tensor:
+    """Projected rows with the head's factor and limit of the logits."""
+    softcap = spec.logit_softcap
+    if spec.logit_scale != 1:
+        logits = logits * spec.logit_scale
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from draftwise.kernels.native.block_head import NativeBlockHead
+from draftwise.kernels.native.suitability import native_head, why_no_native_head
 from draftwise.models.fast_path import SlowPath
-from draftwise.models.heads.block_forward import BlockForward
+from draftwise.models.heads.block_forward import BlockForward, BlockOutput
 from draftwise.models.heads.block_layer import BlockPlan
-from draftwise.models.heads.block_spec import BlockSpec, block_layers
+from draftwise.models.heads.block_spec import BlockSpec, block_decoder, block_layers
 from draftwise.models.heads.confidence import ConfidenceHead
-from draftwise.models.heads.draft_head import DraftHead
+from draftwise.models.heads.draft_head import DraftHead, proposed_ids
 from draftwise.models.heads.markov import MarkovHead
+from draftwise.models.heads.native_blocks import NativeBlocks
 from draftwise.models.heads.selector import CandidateSelector
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.segment import Segment
-from draftwise.models.transfer import upload
 
-_NO_KERNELS = "it drafts blocks, and the native kernels compute heads of EAGLE-3"
+_CONVOLUTIONS = "it has convolutions along the block, which the native kernels do not have"
 
 
 class BlockHeadModel(DraftHead):
@@ -53,14 +54,24 @@ class BlockHeadModel(DraftHead):
         self.block_size = spec.block_size
         self.num_drafted = spec.block_size - spec.discards_anchor
         self._first = int(spec.discards_anchor)
-        self._block_forward = BlockForward(spec, target.projection())
+        device, native = spec.embedding.device, None
+        reason: str | None = _CONVOLUTIONS
+        if not spec.convolutions:
+            decoder = block_decoder(spec)
+            reason = why_no_native_head(decoder)
+            own_ids = proposed_ids(target_ids, target.vocab_size, device)
+            native = native_head(NativeBlockHead, decoder, own_ids)
+        self._compute: BlockForward | NativeBlocks
+        if native is None:
+            self._compute = BlockForward(spec, target.projection())
+        else:
+            self._compute = NativeBlocks(spec, native, target.projection())
         self.correction: MarkovHead | CandidateSelector | None = None
         if spec.markov is not None:
             self.correction = MarkovHead(spec.markov)
         elif spec.selector is not None:
             self.correction = CandidateSelector(spec.selector)
         self.confidence = None if spec.confidence is None else ConfidenceHead(spec.confidence)
-        is_slow = spec.embedding.device.type == "cpu"
         super().__init__(
             block_layers(spec),
             state_layers,
@@ -68,7 +79,8 @@ class BlockHeadModel(DraftHead):
             target,
             spec.hidden_size,
             spec.embedding,
-            slow_path=SlowPath(_NO_KERNELS, "") if is_slow else None,
+            native,
+            SlowPath(reason, "") if reason is not None and device.type == "cpu" else None,
         )
 
     def new_cache(
@@ -89,7 +101,8 @@ class BlockHeadModel(DraftHead):
         context: Sequence[Segment],
         anchors: Sequence[int] = (),
         blocks: Sequence[Segment] = (),
-    ) -> Tensor | None:
+        num_positions: int | None = None,
+    ) -> BlockOutput | None:
         """Read states of the target, and compute blocks. Only the states stay in the cache.
 
         Args:
@@ -99,17 +112,15 @@ class BlockHeadModel(DraftHead):
             context: the positions that the states are of.
             anchors: ``[blocks]`` the newest token of each request that drafts.
             blocks: the blocks, each of which begins at the position of its newest token.
+            num_positions: number of tokens of each block whose logits are computed; ``None`` for
+                all that a block predicts.
 
         Returns:
-            ``[blocks, num_drafted, hidden]`` what the logits of each token are computed from;
             ``None`` without blocks.
         """
         cache.begin_pass([*context, *blocks])
-        ids = upload(anchors, torch.long, self.device) if anchors else None
-        hidden = self._block_forward(BlockPlan(cache, context, blocks), states, ids)
+        count = self.num_drafted if num_positions is None else num_positions
+        wanted = range(self._first, self._first + count)
+        output = self._compute(BlockPlan(cache, context, blocks), states, anchors, wanted)
         cache.advance_all(context)
-        return None if hidden is None else hidden[:, self._first :]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """``[rows, draft_vocab]`` logits without the correction, of ``[rows, hidden]``."""
-        return self._block_forward.logits(hidden)
+        return output

@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.heads.block_config import BlockHeadConfig, MarkovKind
-from draftwise.models.decoder_spec import Activation, LayerSpec, NormSpec, RotaryTable
-from draftwise.models.heads.spec import HeadParts, head_rotary, head_sizes
+from draftwise.models.decoder_spec import (
+    Activation,
+    DecoderSpec,
+    LayerSpec,
+    NormSpec,
+    RotaryTable,
+    StateInputSpec,
+)
+from draftwise.models.heads.spec import ROTARY, HeadParts, embedding_of, head_rotary, head_sizes
 from draftwise.models.layer_shape import LayerShape
 
 
@@ -282,6 +289,29 @@ def _confidence(config: BlockHeadConfig, tensors: Mapping[str, Tensor]) -> Confi
         embedding = tensors["markov_head.markov_w1.weight"]
     temperatures = config.confidence_temperatures or (1.0,) * config.num_drafted
     return ConfidenceSpec(tensors[name + "weight"], tensors[name + "bias"], embedding, temperatures)
+
+
+def block_decoder(spec: BlockSpec) -> DecoderSpec:
+    """A head without convolutions as a decoder, whose layers also attend to a context."""
+    return DecoderSpec(
+        embedding_of(spec.embedding),
+        spec.embedding_scale,
+        spec.layers,
+        spec.norm,
+        spec.head,
+        spec.logit_scale,
+        spec.logit_softcap,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_size,
+        spec.hidden_size,
+        spec.activation,
+        spec.scaling,
+        spec.softcap,
+        spec.residual_scale,
+        {ROTARY: spec.rotary},
+        StateInputSpec(spec.fusion, None, (), spec.context_norm, False, True, is_context=True),
+    )
 
 
 def block_layers(spec: BlockSpec) -> list[LayerShape]:

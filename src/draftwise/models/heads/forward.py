@@ -38,6 +38,7 @@ class HeadForward:
     def __init__(self, spec: DecoderSpec) -> None:
         """Take over a head. Its linear layers lose their weights."""
         assert spec.state_input is not None
+        assert spec.head is not None
         self._spec, self._reads = spec, spec.state_input
         dtype = spec.embedding.weight.dtype
         self._layers = [DecoderLayer(spec, layer, dtype) for layer in spec.layers]

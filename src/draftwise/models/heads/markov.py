@@ -60,6 +60,7 @@ class MarkovHead:
         if self._kind is MarkovKind.VANILLA:
             return Corrected(logits + self._projection(embedded), state)
         assert self._joint is not None
+        hidden = hidden.to(embedded.dtype)
         if self._kind is MarkovKind.GATED:
             gate = torch.sigmoid(self._joint(torch.cat((hidden, embedded), dim=1)))
             return Corrected(logits + self._projection(gate * embedded), state)

@@ -74,7 +74,7 @@ class HeadModel(DraftHead):
             self.state_size = spec.state_input.projection.in_features
             reason = why_no_native_head(spec)
             own_ids = proposed_ids(target_ids, target.vocab_size, embedding.device)
-            self.native_head = native_head(spec, own_ids)
+            self.native_head = native_head(NativeHead, spec, own_ids)
             if self.native_head is None:
                 self._head_forward = HeadForward(spec)
         forward = self._head_forward

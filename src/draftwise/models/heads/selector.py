@@ -38,7 +38,9 @@ class CandidateSelector:
             state: ``[rows, 0]``.
         """
         best, candidates = logits.topk(self._num_candidates, dim=1)
-        context = F.embedding(tokens, self._before) * self._projection(hidden)
+        context = F.embedding(tokens, self._before) * self._projection(
+            hidden.to(self._before.dtype)
+        )
         after = F.embedding(candidates, self._after)
         scores = best + (context.unsqueeze(1) * after).sum(dim=2)
         wide = torch.full_like(logits, float("-inf"))

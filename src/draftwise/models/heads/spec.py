@@ -24,7 +24,8 @@ from draftwise.models.decoder_spec import (
 )
 from draftwise.models.layer_shape import LayerShape
 
-_ROTARY = "full_attention"
+# Key of the only rotary embedding.
+ROTARY = "full_attention"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
         config.norm_output,
     )
     return DecoderSpec(
-        _embedding(embedding),
+        embedding_of(embedding),
         1.0,
         parts.layers(),
         parts.norm("norm.weight"),
@@ -96,7 +97,7 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
         config.logit_scale,
         None,
         *head_sizes(config),
-        {_ROTARY: RotaryTable(head_rotary(config).to(embedding.device), None)},
+        {ROTARY: RotaryTable(head_rotary(config).to(embedding.device), None)},
         reads,
     )
 
@@ -105,7 +106,7 @@ def eagle_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Ten
     """Describe a head of EAGLE-1 or EAGLE-2; see :func:`head_spec`."""
     parts = HeadParts(config, tensors)
     return EagleSpec(
-        _embedding(embedding),
+        embedding_of(embedding),
         parts.optional_norm("embedding_layernorm.weight"),
         parts.linear("fc"),
         parts.layers(),
@@ -160,11 +161,12 @@ class HeadParts:
             None,
             self.optional_norm(attention + "q_norm.weight"),
             self.optional_norm(attention + "k_norm.weight"),
-            _ROTARY,
+            ROTARY,
         )
 
 
-def _embedding(weight: Tensor) -> nn.Embedding:
+def embedding_of(weight: Tensor) -> nn.Embedding:
+    """The module of an embedding ``[tokens, size]``."""
     with torch.device("meta"):
         embeds = nn.Embedding(*weight.shape)
     embeds.weight = nn.Parameter(weight, requires_grad=False)

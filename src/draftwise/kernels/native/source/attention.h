@@ -1,4 +1,5 @@
-// Causal attention of a few new tokens to the KV cache of their request, on the CPU.
+// Attention of a few new tokens to the KV cache of their request, on the CPU. It is causal, or new
+// tokens also attend to the new tokens after them, as the rows of a drafted block do.
 //
 // A task computes some neighbouring key-value heads of one request. It stores the new keys and
 // values and then reads each key and value of the request once, for all query heads and all new
@@ -55,6 +56,9 @@ struct AttentionCall {
     int64_t chunk;           // size of the chunks that limit attention; 0 for no chunks
     double scale;            // factor of the scores
     double softcap;          // limit of the scores: softcap * tanh(score / softcap); 0 for none
+    int64_t sees_segment;    // whether a token also attends to the new tokens after it, as far as its
+                             // window reaches to both sides
+    int64_t shares_window;   // whether the window of all tokens of a segment is that of the first
 };
 
 namespace {
@@ -72,6 +76,13 @@ INLINE int64_t first_visible(const AttentionCall &call, int64_t position) {
         if (start > first) first = start;
     }
     return first;
+}
+
+// The place after the last one that the token at a place attends to, except in a token tree.
+INLINE int64_t visible_end(const AttentionCall &call, const Segment &segment, int64_t place) {
+    if (!call.sees_segment) return place + 1;
+    const int64_t end = segment.start + segment.count;
+    return call.window && !call.shares_window ? min_int(end, place + call.window) : end;
 }
 
 // Converts products of queries and keys to scores.
@@ -387,18 +398,21 @@ void attend_block(const AttentionCall &call, const Segment &segment, const HeadS
     int64_t stride;
     const Packed *packed_keys =
         F::pack_keys(keys, call.kv_heads * key_size, num_keys, key_size, key_block, &stride);
-    // Causal mask: token j attends to the keys up to its own. Tokens before this block are skipped.
-    const int64_t num_skipped = first - segment.start;
+    // Causal mask: token j attends to the keys up to its own, and tokens before this block are
+    // skipped. Tokens that see the tokens after them are never skipped.
+    const int64_t num_skipped = call.sees_segment ? 0 : first - segment.start;
     const int first_query = num_skipped > 0 ? (int)num_skipped * heads : 0;
     for (int i = first_query, j = first_query / heads; i < num_queries; ++j) {
         const int64_t place = segment.start + j;
         const TreeToken *token = call.tree ? call.tree + segment.first_token + j : nullptr;
-        const int64_t position = token ? token->position : place;
+        const int64_t own = call.shares_window ? segment.start : place;
+        const int64_t position = token ? token->position : own;
         const int64_t num_hidden = first_visible(call, position) - first;
         const uint32_t attended = token ? attended_keys(*token, first) : ~0u;
+        const int64_t end_visible = visible_end(call, segment, place);
         for (const int end = i + heads; i < end; ++i) {
             head.softmax[i].hidden = num_hidden > 0 ? min_int(BLOCK, num_hidden) : 0;
-            head.softmax[i].visible = min_int(BLOCK, place + 1 - first);
+            head.softmax[i].visible = min_int(BLOCK, end_visible - first);
             head.softmax[i].attended = attended;
         }
     }

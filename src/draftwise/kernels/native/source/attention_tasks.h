@@ -39,8 +39,9 @@ RunTasks tasks_by_vectors(int64_t key_size) {
 // Selects the kernel for a call.
 RunTasks tasks_for(const AttentionCall &call) {
 #if defined(__AMX_BF16__)
-    // Token trees are computed with vector instructions.
-    const bool fits = fits_attention_tiles(call.key_size, call.value_size) && !call.tree;
+    // Token trees and masks that are not causal are computed with vector instructions.
+    const bool is_causal = !call.tree && !call.sees_segment && !call.shares_window;
+    const bool fits = fits_attention_tiles(call.key_size, call.value_size) && is_causal;
     if (call.is_bfloat16 && fits && call.scale > 0) return run_tasks<attend_tiled>;
 #endif
 #if defined(__AVX512BF16__)

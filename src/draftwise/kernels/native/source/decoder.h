@@ -37,10 +37,10 @@ struct DecoderLayer {
     int64_t q_norm_size, k_norm_size;  // of one head, or of all heads that are normalised together
     int64_t rotary;                    // index of the rotary embedding; -1 for none
     int64_t intermediate;              // size of the gate; 0 for none
+    int64_t sees_segment, shares_window;  // as in AttentionCall
 };
 
-// How the first layer of a drafting head reads states of a target; see StateInputSpec of
-// decoder_spec.py.
+// How a drafting head reads states of a target; see StateInputSpec of decoder_spec.py.
 struct StateInput {
     const void *projection;     // packed panels, from the states of a token side by side to hidden
     const float *joint_norm;    // [num_states * size] norm of all states together, or null
@@ -48,6 +48,8 @@ struct StateInput {
     const float *state_norm;    // [hidden] norm of the projected states
     int64_t num_states, size;   // number of states of a token, and size of each
     int64_t norm_before_residual, norm_output;
+    int64_t is_context;         // whether the projected states are rows of a context, which have keys
+                                // and values in every layer and nothing else
 };
 
 enum Activation { SILU = 0, GELU_TANH = 1 };
@@ -285,15 +287,21 @@ struct Pass {
 
     void run() {
         *claimed(0, worker.index) = *claimed(1, worker.index) = 0;
+        if (call.states && !joined_input()) return store_context(*model.state_input);
         if (call.entering) enter();
-        else embed(model.state_input ? buffers.embedded : buffers.hidden);
-        if (model.state_input) read_states(*model.state_input);
+        else embed(joined_input() ? buffers.embedded : buffers.hidden);
+        if (joined_input()) read_states(*joined_input());
         for (int64_t index = 0; index < model.num_layers; ++index) {
             tap(index);
             layer(index);
         }
         tap(model.num_layers);
         logits();
+    }
+
+    // How the first layer reads states beside the tokens; null if it does not.
+    const StateInput *joined_input() const {
+        return model.state_input && !model.state_input->is_context ? model.state_input : nullptr;
     }
 
     // Embeds all tokens.
@@ -325,22 +333,58 @@ struct Pass {
 
     // Begins the residual stream of a head with the projected states, or with what is carried.
     void read_states(const StateInput &reads) {
+        if (call.states) return project_states(reads);
         const int64_t rows = call.num_tokens, hidden = model.hidden;
-        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
-            if (call.states) state_row(reads, i);
-            else
-                memcpy(buffers.hidden + i * buffers.hidden_stride,
-                       call.carried + call.carried_rows[i] * hidden, hidden * sizeof(float));
-        }
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
+            memcpy(buffers.hidden + i * buffers.hidden_stride,
+                   call.carried + call.carried_rows[i] * hidden, hidden * sizeof(float));
         worker.wait();
-        if (!call.states) return;
+    }
+
+    // Writes the projected states to hidden.
+    void project_states(const StateInput &reads) {
+        const int64_t rows = call.num_tokens;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) state_row(reads, i);
+        worker.wait();
         product(buffers.states, buffers.states_stride, rows, buffers.states_size, reads.projection,
-                num_panels(hidden), [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                num_panels(model.hidden),
+                [&](int64_t row, int64_t panel, Floats left, Floats right) {
                     float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL_WIDTH;
                     write(left, to);
                     write(right, to + LANES);
                 });
         worker.wait();
+    }
+
+    // Stores keys and values of the projected states in all layers. No layer changes the states.
+    void store_context(const StateInput &reads) {
+        project_states(reads);
+        norm_rows(reads.state_norm);
+        for (int64_t index = 0; index < model.num_layers; ++index) {
+            const DecoderLayer &layer = model.layers[index];
+            // The first panel with keys may have queries too.
+            multiply_qkv(layer, buffers.normed, buffers.normed_stride, model.hidden,
+                         buffers.attended_size / PANEL_WIDTH);
+            rotate_rows(layer, false);
+            append_rows(index);
+        }
+    }
+
+    // Stores the keys and values of all rows in the cache of a layer.
+    void append_rows(int64_t index) const {
+        const int64_t size = model.head_size, heads = model.kv_heads, stride = buffers.kv_size;
+        const int64_t capacity = call.cache->capacities[index], strides[2] = {stride, size};
+        const int64_t tasks = call.num_segments * heads;
+        for (int64_t i = worker.first(tasks); i < worker.end(tasks); ++i) {
+            const Segment &segment = ((const Segment *)call.segments)[i / heads];
+            const int64_t head = i % heads;
+            const auto store = [&](const T *from, void *cache) {
+                T *to = (T *)cache + segment.cache_slot * capacity * stride + head * size;
+                append(segment, from, strides, head, (int)size, to, stride, capacity);
+            };
+            store(buffers.keys, call.cache->keys[index]);
+            store(buffers.values, call.cache->values[index]);
+        }
     }
 
     // Normalises the states of a token if the head does so, and pads them with zeros.
@@ -510,12 +554,14 @@ struct Pass {
         ++num_products;
     }
 
-    // Computes this thread's part of a product; see claim.
+    // Computes this thread's part of a product, from a panel of the weight on; see claim.
     template <class Epilogue>
     void product(const typename W::Input *x, int64_t stride, int64_t rows, int64_t depth,
-                 const void *weight, int64_t panels, const Epilogue &epilogue) {
-        claim(panels, [&](int64_t first, int64_t end) {
-            multiply(W(), x, stride, rows, depth, weight, first, end, own_expanded(), epilogue);
+                 const void *weight, int64_t panels, const Epilogue &epilogue,
+                 int64_t first_panel = 0) {
+        claim(panels - first_panel, [&](int64_t first, int64_t end) {
+            multiply(W(), x, stride, rows, depth, weight, first_panel + first, first_panel + end,
+                     own_expanded(), epilogue);
         });
     }
 
@@ -567,26 +613,13 @@ struct Pass {
 
     void layer(int64_t index) {
         const DecoderLayer &layer = model.layers[index];
-        const bool reads_both = index == 0 && model.state_input;
-        if (reads_both)
-            norm_both_rows(*model.state_input, layer.attention_norm);
-        else
+        if (index == 0 && joined_input()) {
+            norm_both_rows(*joined_input(), layer.attention_norm);
+            multiply_qkv(layer, buffers.both, buffers.both_stride, 2 * model.hidden);
+        } else {
             norm_rows(layer.attention_norm);
-        product(reads_both ? buffers.both : buffers.normed,
-                reads_both ? buffers.both_stride : buffers.normed_stride, call.num_tokens,
-                reads_both ? 2 * model.hidden : model.hidden, layer.qkv,
-                num_panels(layer.recurrent ? recurrent_products(*layer.recurrent)
-                                           : attention_products(model)),
-                [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                    if (layer.qkv_bias) {
-                        left += read(layer.qkv_bias + panel * PANEL_WIDTH);
-                        right += read(layer.qkv_bias + panel * PANEL_WIDTH + LANES);
-                    }
-                    float *to = buffers.qkv + row * buffers.qkv_stride + panel * PANEL_WIDTH;
-                    write(left, to);
-                    write(right, to + LANES);
-                });
-        worker.wait();
+            multiply_qkv(layer, buffers.normed, buffers.normed_stride, model.hidden);
+        }
         int64_t depth = buffers.attended_size;
         const typename W::Input *inputs = buffers.inputs;
         if (layer.recurrent) {
@@ -607,6 +640,25 @@ struct Pass {
         } else {
             add_experts<W>(layer);
         }
+    }
+
+    // Computes queries, keys and values of normalised rows, from a panel of the weight on.
+    void multiply_qkv(const DecoderLayer &layer, const typename W::Input *x, int64_t stride,
+                      int64_t depth, int64_t first_panel = 0) {
+        product(x, stride, call.num_tokens, depth, layer.qkv,
+                num_panels(layer.recurrent ? recurrent_products(*layer.recurrent)
+                                           : attention_products(model)),
+                [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                    if (layer.qkv_bias) {
+                        left += read(layer.qkv_bias + panel * PANEL_WIDTH);
+                        right += read(layer.qkv_bias + panel * PANEL_WIDTH + LANES);
+                    }
+                    float *to = buffers.qkv + row * buffers.qkv_stride + panel * PANEL_WIDTH;
+                    write(left, to);
+                    write(right, to + LANES);
+                },
+                first_panel);
+        worker.wait();
     }
 
     // Adds the feed-forward block of normalised rows to hidden. factors are those of Addition.
@@ -682,7 +734,7 @@ struct Pass {
     }
 
     // Normalises queries and keys, applies the rotary embedding, and converts them and the values.
-    void rotate_rows(const DecoderLayer &layer) const {
+    void rotate_rows(const DecoderLayer &layer, bool with_queries = true) const {
         const int64_t size = model.head_size, query_distance = model.has_gates ? 2 * size : size;
         const int64_t num_query = model.heads * query_distance;
         const int64_t rotated = layer.rotary < 0 ? 0 : model.rotary_sizes[layer.rotary];
@@ -698,7 +750,8 @@ struct Pass {
                 sines = call.cache->sines[layer.rotary] + position * half;
             }
             float *from = buffers.qkv + i * buffers.qkv_stride;
-            norm_heads(from, model.heads, query_distance, layer.q_norm, layer.q_norm_size);
+            if (with_queries)
+                norm_heads(from, model.heads, query_distance, layer.q_norm, layer.q_norm_size);
             norm_heads(from + num_query, model.kv_heads, size, layer.k_norm, layer.k_norm_size);
             const auto rotate_heads = [&](int64_t num_heads, int64_t distance, T *to) {
                 for (int64_t h = 0; h < num_heads; ++h, from += distance, to += size) {
@@ -706,7 +759,11 @@ struct Pass {
                     if (rotated < size) convert(from + rotated, size - rotated, to + rotated);
                 }
             };
-            rotate_heads(model.heads, query_distance, buffers.queries + i * buffers.attended_size);
+            if (with_queries)
+                rotate_heads(model.heads, query_distance,
+                             buffers.queries + i * buffers.attended_size);
+            else
+                from += num_query;
             rotate_heads(model.kv_heads, size, buffers.keys + i * buffers.kv_size);
             convert(from, buffers.kv_size, buffers.values + i * buffers.kv_size);
         }
@@ -743,6 +800,8 @@ struct Pass {
         attention.is_bfloat16 = model.is_bfloat16;
         attention.scale = model.scale;
         attention.softcap = model.softcap;
+        attention.sees_segment = model.layers[index].sees_segment;
+        attention.shares_window = model.layers[index].shares_window;
         tasks_for(attention)(attention, buffers.scratch + worker.index * buffers.scratch_size,
                              &next_task);
         worker.wait();

@@ -10,7 +10,8 @@
 #include "penalties.h"
 #include "sampling.h"
 
-// Arguments of draftwise_draft. A row is a request that is still drafting.
+// Arguments of draftwise_draft. A row is a request that is still drafting. If the logits of all
+// positions were computed before, tokens are drawn from them and no pass is run.
 struct DraftCall {
     const DecoderCall *first;  // pass over the new tokens; null if they were already read
     DecoderCall *next;         // pass over the last sampled token of each row
@@ -19,7 +20,8 @@ struct DraftCall {
     int64_t *requests;         // [rows] request of each row; finished requests are removed
     const int64_t *limits;     // [requests] maximum number of drafted tokens
     int64_t *lengths;          // [requests] number of drafted tokens so far
-    const double *uniforms;    // [requests, uniforms_width]; null if all requests are greedy
+    const double *uniforms;    // [requests, uniforms_width]; null if all requests get their most
+                               // likely tokens
     int64_t *tokens;           // [requests, width] output: ids of the sampled tokens
     float *probs;              // [requests, width + 1, vocab] output; null if all are greedy
     float *draft_probs;        // [requests, width, vocab] output; null if probs are the same
@@ -34,17 +36,18 @@ struct DraftCall {
     int64_t width, uniforms_width, vocab;
     int64_t carried_stride;      // floats from one position's rows of next->carried to the next's
     double drawing_s;  // seconds in which tokens were sampled; updated
+    float *block_logits;        // [..., vocab] logits of all positions; null if next computes them
+    const int64_t *block_rows;  // [requests] row of block_logits of each request's first position
 };
 
 namespace {
 
 // Samples the next token of a row from its logits, and prepares the row's next pass.
-void draw_row(const DraftCall &call, const DecoderModel &model, float *logits, int64_t row,
-              int64_t position, int64_t thread) {
-    const int64_t own_vocab = model.vocab;
+void draw_row(const DraftCall &call, const DecoderModel &model, float *logits, int64_t own_vocab,
+              int64_t row, int64_t position, int64_t thread) {
     const int64_t request = call.requests[row], vocab = call.vocab;
     const int64_t place = request * call.width + position, shared_vocab = min_int(own_vocab, vocab);
-    const bool greedy = call.sampling.temperature[request] == 0.0f;
+    const bool greedy = !call.uniforms || call.sampling.temperature[request] == 0.0f;
     const bool signals = call.entropy != nullptr;
     float *q = call.probs ? call.probs + (request * (call.width + 1) + position) * vocab : nullptr;
     float *draft_probs = call.draft_probs ? call.draft_probs + place * vocab : nullptr;
@@ -125,14 +128,21 @@ void draft(DraftCall &call) {
     run_on_team(*any_call.threads, [&](Worker worker) {
         for (int64_t i = 0; i < call.num_positions && call.num_rows; ++i) {
             const DecoderCall &pass = i == 0 && call.first ? *call.first : *call.next;
-            const Buffers<W> buffers(*pass.model, pass.memory, pass.num_tokens,
-                                     pass.largest_segment, pass.threads->count);
-            Pass<W>{*pass.model, pass, buffers, next_task, worker}.run();
-            const int64_t own_vocab = pass.model->vocab;
+            const int64_t own_vocab = call.block_logits ? call.vocab : pass.model->vocab;
+            if (!call.block_logits) {
+                const Buffers<W> buffers(*pass.model, pass.memory, pass.num_tokens,
+                                         pass.largest_segment, pass.threads->count);
+                Pass<W>{*pass.model, pass, buffers, next_task, worker}.run();
+            }
             const auto started = std::chrono::steady_clock::now();
-            for (int64_t row = worker.first(call.num_rows); row < worker.end(call.num_rows); ++row)
-                draw_row(call, *pass.model, pass.logits + row * own_vocab, row, start + i,
-                         worker.index);
+            const int64_t rows = call.num_rows;
+            for (int64_t row = worker.first(rows); row < worker.end(rows); ++row) {
+                float *logits = pass.logits + row * own_vocab;
+                if (call.block_logits)
+                    logits = call.block_logits +
+                             (call.block_rows[call.requests[row]] + start + i) * own_vocab;
+                draw_row(call, *pass.model, logits, own_vocab, row, start + i, worker.index);
+            }
             worker.wait();
             if (worker.index == 0) {
                 const std::chrono::duration<double> taken =
