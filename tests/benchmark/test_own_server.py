@@ -35,7 +35,7 @@ def test_no_drafts_fixed_lengths_and_adaptive(draftwise, tmp_path):
         )
         assert (status, err) == (0, "")
         refused = draftwise(
-            *("benchmark", "--server", server.url, "--workload", file, "-o", tmp_path / "out"),
+            *("benchmark", "--server", server.url, "--workload", file, "-o", tmp_path / "other"),
             *("--policies", "fixed:5"),
         )
     assert_refused(refused, "--policies: the server drafts at most 4 tokens")
@@ -63,4 +63,4 @@ def test_no_drafts_fixed_lengths_and_adaptive(draftwise, tmp_path):
         histogram = request["acceptance_histogram"]
         assert sum(at * count for at, count in enumerate(histogram)) == request["num_accepted"]
         assert request["num_prompt_tokens"] > 0
-    assert "best fixed" in out
+    assert "(best" in out

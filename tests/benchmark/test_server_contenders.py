@@ -18,7 +18,7 @@ from .stub_server import PLAIN, StubServer, http, plain_json
 SETTINGS = {
     "enabled": True,
     "policy": "adaptive",
-    "max_num_speculative_tokens": 5,
+    "num_speculative_tokens": 5,
     "draft": "suffix, zoo:draft",
     "policies": [
         {"name": "fixed", "usable": True},

@@ -194,7 +194,7 @@ def _speculation(setting: Setting, state: Mapping[str, Any]) -> dict[str, Any]:
         )
     found: dict[str, Any] = {"policy": setting.policy}
     if setting.length is not None:
-        most = state["max_num_speculative_tokens"]
+        most = state["num_speculative_tokens"]
         if setting.length > most:
             raise InvalidParameterError(
                 "policies",
