@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -31,7 +30,11 @@ from typing import NamedTuple
 
 import httpx
 
+from draftwise.audit.budget import Budget
+from draftwise.audit.client import Server as Client
 from draftwise.benchmark.report import write_report
+from draftwise.benchmark.servers.load import at_once
+from draftwise.benchmark.servers.requests import ask as ask_once
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
 from draftwise.prompts import load_prompts
@@ -104,25 +107,11 @@ class Server:
         )
 
 
-async def answers_to(bodies, at_once, ask):
-    """Call `ask` for each body, `at_once` concurrently, and return the results in order."""
-    queue = list(reversed(list(enumerate(bodies))))
-    answers = [None] * len(queue)
-
-    async def worker():
-        while queue:
-            index, body = queue.pop()
-            answers[index] = await ask(body)
-
-    await asyncio.gather(*(worker() for _ in range(at_once)))
-    return answers
-
-
-async def full_answers(url, bodies, at_once):
-    """An :class:`Answer` to each body, with `at_once` concurrent requests."""
-    limits = httpx.Limits(max_connections=at_once)
+async def full_answers(url, bodies, num_clients):
+    """An :class:`Answer` to each body, with `num_clients` concurrent requests."""
+    limits = httpx.Limits(max_connections=num_clients)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS, limits=limits) as client:
-        return await answers_to(bodies, at_once, lambda body: ask(client, body))
+        return await at_once(bodies, lambda body: ask(client, body), num_clients)
 
 
 async def ask(client, body):
@@ -178,69 +167,26 @@ async def stream(client, body, leave_after):
     return answer
 
 
-async def plain_request(url, body):
-    """Send a request with minimal client work; the server closes the connection."""
-    host, port = url.removeprefix("http://").split(":")
-    content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(head.encode() + content)
-    return reader, writer
-
-
-def tokens_of(answer):
-    """Number of tokens of an answer, from its last usage field."""
-    return int(re.findall(rb'"completion_tokens":(\d+)', answer)[-1])
-
-
-async def plain_answers(url, bodies, at_once):
-    """Send requests with minimal client work, as client and engine share the cores.
+def load(url, bodies, num_clients):
+    """Send requests with minimal client work, `num_clients` at once; refused ones are sent again.
 
     Returns:
-        Number of tokens of each answer.
+        What is known of each request (:class:`draftwise.benchmark.servers.requests.Answered`).
     """
+    client, start = Client(url, Budget(0, 0.0)), time.perf_counter()
 
     async def one(body):
-        reader, writer = await plain_request(url, body)
-        answer = await reader.read()
-        writer.close()
-        assert answer.startswith(b"HTTP/1.1 200 "), answer[:500]
-        return tokens_of(answer)
+        fields = {name: value for name, value in body.items() if name != "prompt"}
+        return await ask_once(client, body["prompt"], fields, start)
 
-    return await answers_to(bodies, at_once, one)
-
-
-async def plain_streams(url, bodies, at_once):
-    """Send streamed requests, `at_once` concurrently, and retry refused ones as instructed.
-
-    Returns:
-        For each answer, its number of tokens and the seconds to its first token, measured from the
-        request that was admitted.
-    """
-
-    async def one(body):
-        while True:
-            sent = time.monotonic()
-            reader, writer = await plain_request(url, body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            first, received = None, b""
-            while line := await reader.readline():
-                received += line
-                if first is None and b'"text"' in line:
-                    first = time.monotonic() - sent
-            writer.close()
-            status = int(head.split()[1])
-            if status != 429:
-                assert status == 200, head
-                assert b'"error"' not in received, received[-500:]
-                return tokens_of(received), first
-            wait = re.search(rb"retry-after: (\d+)", head, re.IGNORECASE)
-            await asyncio.sleep(int(wait[1]))
-
-    return await answers_to(bodies, at_once, one)
+    try:
+        answers = asyncio.run(at_once(bodies, one, num_clients))
+    finally:
+        client.close()
+    failed = [each.error for each in answers if each.error is not None]
+    if failed:
+        raise SystemExit(f"a request failed: {failed[0]}")
+    return answers
 
 
 def percentile(values, share):
@@ -283,17 +229,17 @@ def throughput(options):
     ]
     modes = {
         "offline": lambda: [len(o.token_ids) for o in llm.generate(prompts, params)],
-        "whole": lambda: load(bodies, stream=False),
-        "streamed": lambda: load(bodies, stream=True),
+        "whole": lambda: counts(bodies, stream=False),
+        "streamed": lambda: counts(bodies, stream=True),
     }
 
     # Enough to keep the engine busy, without a burst of requests at the start.
-    at_once = 2 * options.batch_size
+    num_clients = 2 * options.batch_size
 
-    def load(bodies, stream):
-        options = {"stream": stream, "stream_options": {"include_usage": True}}
-        streaming = [{**body, **options} for body in bodies]
-        return asyncio.run(plain_answers(server.url, streaming, at_once))
+    def counts(bodies, stream):
+        fields = {"stream": stream, "stream_options": {"include_usage": True}}
+        asked = [{**body, **fields} for body in bodies]
+        return [each.num_tokens for each in load(server.url, asked, num_clients)]
 
     speeds = {name: [] for name in modes}
     try:
@@ -329,19 +275,20 @@ def overload(options):
     result = {}
     try:
         # A policy that learns has learnt before the first of the three.
-        asyncio.run(plain_streams(server.url, bodies, options.batch_size))
-        for name, at_once in (
+        load(server.url, bodies, options.batch_size)
+        for name, num_clients in (
             ("places", options.batch_size),
             ("capacity", capacity),
             ("over", 4 * capacity),
         ):
             start = time.perf_counter()
-            answers = asyncio.run(plain_streams(server.url, bodies, at_once))
+            answers = load(server.url, bodies, num_clients)
             seconds = time.perf_counter() - start
-            first = [seconds_to_first for _, seconds_to_first in answers]
+            # From the request that was admitted.
+            first = [each.ttft_seconds - each.refused_seconds for each in answers]
             result[name] = {
-                "clients": at_once,
-                "tokens_per_second": sum(count for count, _ in answers) / seconds,
+                "clients": num_clients,
+                "tokens_per_second": sum(each.num_tokens for each in answers) / seconds,
                 "first_token_seconds": {
                     "median": percentile(first, 0.5),
                     "p99": percentile(first, 0.99),
@@ -409,7 +356,7 @@ def soak(options):
     cases = cases_of(llm, load_prompts(options.prompts, 60))
     llm.close()
     server = Server(options, "--max-queue", options.max_queue)
-    at_once = 4 * (options.batch_size + options.max_queue)
+    num_clients = 4 * (options.batch_size + options.max_queue)
     tenth = options.num_requests // 10
     memory, wrong, kinds = [], [], Counter()
     try:
@@ -422,7 +369,7 @@ def soak(options):
                 if number % 3 == 0:
                     body["leave_after"] = draw.randint(1, 3)
                 bodies.append(body)
-            answers = asyncio.run(full_answers(server.url, bodies, at_once))
+            answers = asyncio.run(full_answers(server.url, bodies, num_clients))
             for case, answer in zip(chosen, answers, strict=True):
                 if answer.left and answer.error is None:
                     kinds["left"] += 1

@@ -1,25 +1,21 @@
-"""Prompts as text, token ids or chat messages, and files of prompts in JSON lines."""
+"""Prompts as text, token ids or chat messages."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from draftwise.chat_templates import ChatTemplateParams, Message, render_chat
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.values import is_integer, numbered_lines, shown
+from draftwise.prompt_files import load_questions
+from draftwise.values import is_integer, shown
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | np.ndarray[Any, Any] | Tensor"
-
-# Spec-Bench and MT-Bench use `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
-_KEYS = ("prompt", "question", "turns", "text")
 
 # Text has about four characters per token, so a prefix with eight characters per allowed token is
 # long enough to show that the text is too long.
@@ -30,39 +26,16 @@ _MOST_ADDED_TOKENS = 2
 
 
 def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
-    """Read prompts from a file of JSON lines.
+    """Read the first turns of a file of prompts; see :func:`draftwise.prompt_files.load_questions`.
 
     Args:
-        path: file in which each line is an object with the key ``prompt``, ``question``, ``turns``
-            (of which the first is used) or ``text``.
+        path: file of JSON lines, or Parquet file.
         num_prompts: maximum number of prompts to read; ``None`` for all.
 
     Raises:
-        PromptError: the file cannot be read, or a line has none of the keys.
+        PromptError: the file cannot be read, or a record has no prompt.
     """
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError("prompts", f"cannot read {str(path)!r}: {error}") from error
-    lines = islice(numbered_lines(content), num_prompts)
-    prompts = [_prompt(line, f"{path}:{number}") for number, line in lines]
-    if not prompts:
-        raise PromptError("prompts", f"{str(path)!r} contains no prompts")
-    return prompts
-
-
-def _prompt(line: str, where: str) -> str:
-    try:
-        record: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError("prompts", f"{where} is not JSON: {error}") from error
-    for key in _KEYS:
-        value = record.get(key) if isinstance(record, dict) else None
-        if key == "turns" and isinstance(value, list) and value:
-            value = value[0]
-        if isinstance(value, str) and value:
-            return value
-    raise PromptError("prompts", f"{where} has no text for any of the keys {', '.join(_KEYS)}")
+    return [question.turns[0] for question in load_questions(path, num_prompts)]
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

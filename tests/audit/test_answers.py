@@ -84,6 +84,39 @@ def test_streams_are_joined():
         joined_chunks([{"error": {"message": "lost"}}])
 
 
+VLLM = {
+    "mean_acceptance_length": 1.5,
+    "draft_acceptance_rate": 0.25,
+    "acceptance_histogram": [3, 0, 1],
+    "num_spec_steps": 4,
+    "num_accepted_draft_tokens": 2,
+    "num_draft_tokens": 8,
+    "num_spec_tokens": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("last", "drafts"),
+    [
+        ({"usage": USAGE}, (None, 0, ())),
+        ({"usage": USAGE, "metrics": None}, (None, 0, ())),
+        ({"usage": USAGE, "metrics": {"speculative_decoding": VLLM}}, (8, 2, (3, 0, 1))),
+        ({"timings": {"draft_n": 9, "draft_n_accepted": 4}}, (9, 4, ())),
+        ({"usage": {"speculation": {"num_verified": 6, "num_accepted": 5}}}, (6, 5, ())),
+    ],
+)
+def test_drafts_of_streams_and_of_whole_answers(last, drafts):
+    first = {"choices": [{"index": 0, "text": "a"}], "timings": {"draft_n": 1}}
+    if "timings" not in last:
+        del first["timings"]
+    for response in (
+        joined_chunks([first, {"choices": [], **last}]),
+        read_response({**first, **last}),
+    ):
+        counts = response.num_drafted, response.num_accepted, response.acceptance_histogram
+        assert counts == drafts
+
+
 def test_the_first_different_token_is_found_in_texts():
     def response(text, tokens, end="length"):
         scored = tuple(ScoredToken(t, -0.1, {t: -0.1, "?": -0.1 - i}) for i, t in enumerate(tokens))

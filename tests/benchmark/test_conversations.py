@@ -31,9 +31,7 @@ def file(tmp_path):
 
 
 def test_lines_with_one_turn_are_skipped(file):
-    path = file(
-        {"turns": ["a"]}, {"turns": ["a", "b"], "category": "letters"}, {"prompt": "c"}, "", [1]
-    )
+    path = file({"turns": ["a"]}, {"turns": ["a", "b"], "category": "letters"}, {"prompt": "c"}, "")
     (found,) = load_conversations(path)
     assert (found.turns, found.category) == (("a", "b"), "letters")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Json = Mapping[str, Any]
+# Drafted tokens that were verified and accepted, and drafts by their number of accepted tokens.
+Drafts = tuple[int | None, int, tuple[int, ...]]
 # Stands for bytes that are no character yet.
 UNCLEAR = "\ufffd"
 
@@ -59,6 +61,8 @@ class Response:
         indices: index of each answer, as the server numbers them.
         num_drafted: drafted tokens that were verified; ``None`` if the server does not say.
         num_accepted: those that were accepted.
+        acceptance_histogram: number of drafts of which 0, 1, 2, … tokens were accepted; empty if
+            the server does not say.
     """
 
     answers: tuple[Answer, ...]
@@ -66,6 +70,7 @@ class Response:
     indices: tuple[int, ...] = (0,)
     num_drafted: int | None = None
     num_accepted: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int | None:
@@ -86,13 +91,11 @@ def read_response(content: Json) -> Response:
     """
     choices = sorted(content["choices"], key=lambda choice: choice.get("index", 0))
     usage = content.get("usage") or {}
-    drafted, accepted = _drafts(content)
     return Response(
         tuple(_answer(choice) for choice in choices),
         {name: count for name, count in usage.items() if type(count) is int},
         tuple(choice.get("index", 0) for choice in choices),
-        drafted,
-        accepted,
+        *_drafts(content),
     )
 
 
@@ -104,6 +107,7 @@ def joined_chunks(chunks: Sequence[Json]) -> Response:
     """
     text, reason = "", None
     usage: Mapping[str, int] = {}
+    drafts: Drafts = None, 0, ()
     for chunk in chunks:
         if chunk.get("error"):
             raise ValueError(str(chunk["error"]))
@@ -116,7 +120,10 @@ def joined_chunks(chunks: Sequence[Json]) -> Response:
             for name, count in (chunk.get("usage") or usage).items()
             if type(count) is int
         }
-    return Response((Answer(text, reason),), usage)
+        # llama.cpp may count in every chunk; the last counts are those of the answer.
+        own = _drafts(chunk)
+        drafts = drafts if own[0] is None else own
+    return Response((Answer(text, reason),), usage, (0,), *drafts)
 
 
 def _answer(choice: Json) -> Answer:
@@ -160,12 +167,16 @@ def _top(entries: Sequence[Json]) -> dict[str, float]:
     return top
 
 
-def _drafts(content: Json) -> tuple[int | None, int]:
-    """Verified and accepted drafted tokens, as Draftwise and llama.cpp report them."""
-    speculation = (content.get("usage") or {}).get("speculation")
-    if speculation:
-        return speculation["num_verified"], speculation["num_accepted"]
+def _drafts(content: Json) -> Drafts:
+    """What became of drafted tokens, as Draftwise, vLLM and llama.cpp report it."""
+    own = (content.get("usage") or {}).get("speculation") or {}
+    metrics = (content.get("metrics") or {}).get("speculative_decoding") or {}
+    histogram = tuple(metrics.get("acceptance_histogram") or ())
+    if own:
+        return own["num_verified"], own["num_accepted"], histogram
+    if metrics:
+        return metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"], histogram
     timings = content.get("timings") or {}
     if "draft_n" in timings:
-        return timings["draft_n"], timings.get("draft_n_accepted", 0)
-    return None, 0
+        return timings["draft_n"], timings.get("draft_n_accepted", 0), ()
+    return None, 0, ()

@@ -21,7 +21,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 KEY_VARIABLE = "DRAFTWISE_API_KEY"
 _CONNECT_SECONDS, _ANSWER_SECONDS, _BUSY_SECONDS = 10.0, 600.0, 120.0
-_BUSY = (429, 503)
+BUSY = (429, 503)
+_LONGEST_WAIT_SECONDS = 10.0
 _MOST_LOST = 3
 
 
@@ -70,6 +71,7 @@ class Server:
         model: name of its model.
         owner: ``owned_by`` of the model, which names the engine.
         num_drafted, num_accepted: see :class:`Model`.
+        headers: headers of every request, with the key.
     """
 
     def __init__(
@@ -99,15 +101,15 @@ class Server:
             ServerError: the server does not respond as expected.
         """
         self.url, self._budget, self._chat = url, budget, chat
+        self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._fields, self._has_key = dict(fields or {}), api_key is not None
         self.name = url + (f" with {json.dumps(self._fields)}" if self._fields else "")
         self.num_drafted: int | None = None
         self.num_accepted = 0
         try:
-            headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
             self._client = httpx.Client(
                 base_url=url,
-                headers=headers,
+                headers=self.headers,
                 timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
                 limits=httpx.Limits(max_connections=None),
                 # A proxy of the environment must not answer for a server of this machine.
@@ -133,7 +135,7 @@ class Server:
     def ask(self, prompt: str | Messages, **fields: Any) -> Response:
         """See :meth:`Model.ask`."""
         self._budget.spend(fields.get("n", 1))
-        path, body = self._request(prompt, fields)
+        path, body = self.request(prompt, fields)
         response = self._post(path, body)
         try:
             answers = read_response(response.json())
@@ -152,7 +154,7 @@ class Server:
             SpentError: the limit of the audit is reached.
         """
         self._budget.spend(1)
-        path, body = self._request(prompt, {**fields, "stream": True})
+        path, body = self.request(prompt, {**fields, "stream": True})
         response = self._post(path, body)
         lines = [line for line in response.text.splitlines() if line.startswith("data:")]
         contents = [line.removeprefix("data:").strip() for line in lines]
@@ -183,7 +185,7 @@ class Server:
 
     def command(self, prompt: str | Messages, **fields: Any) -> str:
         """See :meth:`Model.command`."""
-        return self._command(*self._request(prompt, fields))
+        return self._command(*self.request(prompt, fields))
 
     def _command(self, path: str, body: Fields) -> str:
         key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._has_key else ""
@@ -192,7 +194,13 @@ class Server:
             f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
         )
 
-    def _request(self, prompt: str | Messages, fields: Fields) -> tuple[str, dict[str, Any]]:
+    def request(self, prompt: str | Messages, fields: Fields) -> tuple[str, dict[str, Any]]:
+        """Path and body of a request.
+
+        Args:
+            prompt: a text, or the messages of a chat.
+            fields: as in :meth:`Model.ask`.
+        """
         body = {"model": self.model}
         if isinstance(prompt, str) and not self._chat:
             return "/v1/completions", {**body, "prompt": prompt, **fields, **self._fields}
@@ -216,9 +224,9 @@ class Server:
                 continue
             except httpx.HTTPError as error:
                 raise self._error(f"does not respond: {error!r}", path, body) from error
-            if response.status_code not in _BUSY or time.monotonic() > patience:
+            if response.status_code not in BUSY or time.monotonic() > patience:
                 break
-            time.sleep(min(_seconds(response.headers.get("retry-after")), 10.0))
+            time.sleep(seconds_to_wait(response.headers.get("retry-after")))
         if not response.is_success:
             message = f"{response.status_code}: {_message(response)}"
             raise self._error(message, path, body, response.status_code)
@@ -254,9 +262,10 @@ def at_once(
         return list(pool.map(work, items))
 
 
-def _seconds(text: str | None) -> float:
+def seconds_to_wait(text: str | None) -> float:
+    """Seconds until a refused request is sent again, by its `Retry-After`."""
     try:
-        return max(0.05, float(text or 1.0))
+        return min(max(0.05, float(text or 1.0)), _LONGEST_WAIT_SECONDS)
     except ValueError:
         return 1.0
 

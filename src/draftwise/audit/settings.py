@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from draftwise.audit.address import server_address
 from draftwise.errors import InvalidParameterError
 from draftwise.values import integer, number, set_fields, text_name
 
@@ -85,25 +84,5 @@ class AuditSettings:
             set_fields(self, baseline=self._address("baseline", self.baseline))
 
     def _address(self, field: str, url: str) -> str:
-        """The address without a trailing ``/v1``; its host must be allowed."""
-        try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname, parts.port
-        except ValueError as error:
-            raise InvalidParameterError(field, f"{url!r} is not an address: {error}") from error
-        if parts.scheme not in ("http", "https") or not host:
-            raise InvalidParameterError(field, f"must be http://HOST:PORT, got {url!r}")
-        if not _is_this_machine(host) and host not in self.allow_hosts:
-            raise InvalidParameterError(
-                field,
-                f"{host!r} is not this machine; an audit sends it up to {self.requests} requests. "
-                f"If that is meant, add --allow-host {host}",
-            )
-        return url.rstrip("/").removesuffix("/v1")
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        reason = f"an audit sends it up to {self.requests} requests"
+        return server_address(field, url, self.allow_hosts, reason)

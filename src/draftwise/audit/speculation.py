@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from typing import Any
 
 from draftwise.audit.client import Server
+from draftwise.audit.draft_counts import DraftCounts
 
-# Names of vLLM, which Draftwise uses too.
-_DRAFTED, _ACCEPTED = (
-    re.compile(
-        rf"^vllm:spec_decode_num_{name}_tokens(?:_total)?(?:{{[^}}]*}})? (\S+)$", re.MULTILINE
-    )
-    for name in ("draft", "accepted")
-)
 # The setting of a request of llama.cpp's server, if it speculates.
 _LLAMA_CPP = "speculative.n_max"
 
@@ -27,11 +20,21 @@ def engine_of(server: Server) -> str:
     return {"llamacpp": "llama.cpp", "library": "ollama"}.get(server.owner, server.owner)
 
 
+def draft_counts(server: Server) -> DraftCounts | None:
+    """Counts of the server's metrics; ``None`` if it publishes none."""
+    return DraftCounts.read(server.get("/metrics") or "")
+
+
+def speculation_settings(server: Server) -> dict[str, Any] | None:
+    """The speculation settings of a server of Draftwise; ``None`` for other servers."""
+    return json_page(server, "/v1/speculation")
+
+
 def fields_without_speculation(server: Server) -> dict[str, Any] | None:
     """Fields of a request that switch speculation off; ``None`` if none are known."""
-    if _json(server.get("/v1/speculation")) is not None:
+    if speculation_settings(server) is not None:
         return {"speculation": {"enabled": False}}
-    settings = (_json(server.get("/props")) or {}).get("default_generation_settings") or {}
+    settings = (json_page(server, "/props") or {}).get("default_generation_settings") or {}
     if isinstance(settings, dict) and _LLAMA_CPP in {**settings, **settings.get("params", {})}:
         return {_LLAMA_CPP: 0}
     return None
@@ -43,7 +46,7 @@ class DraftCounter:
     def __init__(self, server: Server) -> None:
         """Remember the counts of the server's metrics."""
         self._server = server
-        self._start = self._metrics()
+        self._start = draft_counts(server)
         self._start_reported = server.num_drafted or 0, server.num_accepted
 
     def count(self) -> tuple[int, int] | None:
@@ -52,22 +55,16 @@ class DraftCounter:
         if server.num_drafted is not None:
             drafted, accepted = self._start_reported
             return server.num_drafted - drafted, server.num_accepted - accepted
-        now = self._metrics()
+        now = draft_counts(server)
         if now is None or self._start is None:
             return None
-        return now[0] - self._start[0], now[1] - self._start[1]
-
-    def _metrics(self) -> tuple[int, int] | None:
-        text = self._server.get("/metrics") or ""
-        found = [pattern.findall(text) for pattern in (_DRAFTED, _ACCEPTED)]
-        if not all(found):
-            return None
-        drafted, accepted = (round(sum(map(float, values))) for values in found)
-        return drafted, accepted
+        counted = now.since(self._start)
+        return counted.num_verified, counted.num_accepted
 
 
-def _json(text: str | None) -> dict[str, Any] | None:
+def json_page(server: Server, path: str) -> dict[str, Any] | None:
+    """The JSON object at a path; ``None`` if there is none."""
     with suppress(ValueError, TypeError):
-        content = json.loads(text or "")
+        content = json.loads(server.get(path) or "")
         return content if isinstance(content, dict) else None
     return None

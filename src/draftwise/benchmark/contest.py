@@ -73,7 +73,25 @@ def make_cell(
     If there are more prompts than places, the timed ones are spread evenly over the workload, which
     is often ordered by category. Otherwise prompts come again, cyclically.
     """
-    count, places = len(prompts), batch_size * num_rounds
+    timed, untimed = divided(len(prompts), batch_size, num_rounds)
+
+    def texts(rounds: list[list[int]]) -> list[list[list[int]]]:
+        return [[prompts[i] for i in each] for each in rounds]
+
+    return Cell(workload, batch_size, texts(timed), timed, texts(untimed))
+
+
+def divided(
+    count: int, batch_size: int, num_rounds: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Indices of the prompts of timed and of untimed rounds; see :func:`make_cell`.
+
+    Args:
+        count: number of prompts.
+        batch_size: prompts of a round.
+        num_rounds: number of timed rounds.
+    """
+    places = batch_size * num_rounds
     timed = [i * count // places if places < count else i % count for i in range(places)]
     others = sorted(set(range(count)) - set(timed)) or list(range(count))
     num_untimed = max(1, len(others) // batch_size)
@@ -82,10 +100,7 @@ def make_cell(
     def rounds(indices: list[int]) -> list[list[int]]:
         return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
-    def texts(indices: list[int]) -> list[list[list[int]]]:
-        return [[prompts[i] for i in each] for each in rounds(indices)]
-
-    return Cell(workload, batch_size, texts(timed), rounds(timed), texts(untimed))
+    return rounds(timed), rounds(untimed)
 
 
 def compete(

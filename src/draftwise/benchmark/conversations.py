@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from draftwise.benchmark.workload import Workload
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
-from draftwise.values import numbered_lines
+from draftwise.prompt_files import Question, load_questions
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """The user's turns of a conversation.
-
-    Attributes:
-        turns: two or more messages of the user.
-        category: category that the file states.
-    """
-
-    turns: tuple[str, ...]
-    category: str
-
-
-def load_conversations(path: Path) -> list[Conversation]:
-    """Read the conversations of a file in the format of MT-Bench and Spec-Bench.
+def load_conversations(path: Path) -> list[Question]:
+    """Read the conversations of a file of prompts, such as those of MT-Bench and Spec-Bench.
 
     Args:
-        path: JSON Lines file. Lines with fewer than two ``turns`` are skipped.
+        path: file of prompts; see :func:`draftwise.prompt_files.load_questions`. Records with fewer
+            than two turns are skipped.
 
     Raises:
         PromptError: the file cannot be read, or has no conversation.
     """
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError("workload", f"cannot read {str(path)!r}: {error}") from error
-    found = []
-    for number, line in numbered_lines(content):
-        try:
-            record: Any = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise PromptError("workload", f"{path}:{number} is not JSON: {error}") from error
-        turns = record.get("turns") if isinstance(record, dict) else None
-        if isinstance(turns, list) and len(turns) > 1:
-            if not all(isinstance(turn, str) and turn for turn in turns):
-                raise PromptError("workload", f"{path}:{number} has a turn that is not a text")
-            found.append(Conversation(tuple(turns), str(record.get("category", path.stem))))
+    found = [each for each in load_questions(path, field="workload") if len(each.turns) > 1]
     if not found:
         raise PromptError("workload", f"{str(path)!r} has no line with two or more turns")
     return found
@@ -68,7 +40,7 @@ def load_multi_turn_workload(
 
     Args:
         llm: the target, without speculation.
-        path: JSON Lines file; see :func:`load_conversations`.
+        path: file of prompts; see :func:`load_conversations`.
         num_prompts: maximum number of prompts.
         longest_prompt: maximum number of prompt tokens; conversations that become longer are
             skipped.
@@ -98,7 +70,7 @@ def load_multi_turn_workload(
 class _Chat:
     """A conversation up to a turn of the user, and the prompt of that turn."""
 
-    conversation: Conversation
+    conversation: Question
     messages: list[dict[str, str]] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
 

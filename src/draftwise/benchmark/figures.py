@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,7 @@ def flops_per_token(records: StepRecords, sizes: Parameters) -> float:
     return 2.0 * (target + draft + companion) / records.num_tokens
 
 
-def repeated_share(answers: Iterable[Sequence[int]], num_tokens: int = NGRAM_TOKENS) -> float:
+def repeated_share(answers: Iterable[Sequence[Hashable]], num_tokens: int = NGRAM_TOKENS) -> float:
     """Share of generated tokens that repeat earlier text of the same answer.
 
     A token counts as repeated if the n-gram that it completes, which is the token and those before

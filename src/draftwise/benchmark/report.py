@@ -20,7 +20,10 @@ from draftwise.kernels.native.library import native_library
 # Settings that only name output files.
 _PLACES = ("output", "table")
 # Entries of a cell that its inner cells share.
-_LABELS = ("workload", "temperature", "batch_size", "target", "draft", "companion")
+_LABELS = (
+    *("workload", "temperature", "batch_size", "concurrency", "request_rate"),
+    *("target", "draft", "companion"),
+)
 # Most numbers of a mapping that is no cell of its own.
 _MOST_PARTS = 6
 
@@ -131,6 +134,6 @@ def _kernels() -> str:
 def _portable(value: Any) -> str:
     if isinstance(value, Path):
         return value.name
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return " ".join(_portable(each) for each in value)
     return str(value)

@@ -16,7 +16,13 @@ def series_of(cell: Mapping[str, Any]) -> str:
 
 def title_of(cell: Mapping[str, Any]) -> str:
     """Name of a cell in tables and pages."""
-    return f"{series_of(cell)}, batch {cell['batch_size']}"
+    if "concurrency" in cell:
+        load = f"{cell['concurrency']} at once"
+    elif "request_rate" in cell:
+        load = f"{cell['request_rate']:g} requests/s"
+    else:
+        load = f"batch {cell['batch_size']}"
+    return f"{series_of(cell)}, {load}"
 
 
 def is_complete(cell: Mapping[str, Any], contender: str) -> bool:

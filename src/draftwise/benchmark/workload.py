@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
-from draftwise.prompts import load_prompts
-from draftwise.values import numbered_lines
+from draftwise.prompt_files import load_questions
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ def load_workload(
 
     Args:
         llm: provides the tokenizer and the chat template.
-        path: JSON Lines file; see :func:`draftwise.prompts.load_prompts`.
+        path: file of prompts; see :func:`draftwise.prompt_files.load_questions`.
         num_prompts: maximum number of prompts.
         longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
         chat: wrap each prompt as a user message.
@@ -43,16 +41,16 @@ def load_workload(
     Raises:
         PromptError: the file cannot be read, or all of its prompts are too long.
     """
-    texts = load_prompts(path)
     prompts: list[list[int]] = []
     categories: list[str] = []
-    for text, category in zip(texts, _categories(path), strict=True):
+    for question in load_questions(path, field="workload"):
         if len(prompts) == num_prompts:
             break
+        text = question.turns[0]
         ids = list(llm.tokenize([{"role": "user", "content": text}] if chat else text))
         if len(ids) <= longest_prompt:
             prompts.append(ids)
-            categories.append(category)
+            categories.append(question.category)
     if not prompts:
         raise PromptError(
             "workload", f"no prompt of {str(path)!r} has at most {longest_prompt} tokens"
@@ -67,7 +65,7 @@ def chat_prompts(
 
     Args:
         llm: provides the tokenizer and the chat template.
-        paths: JSON Lines files.
+        paths: files of prompts.
         num_prompts: maximum number of prompts per file.
         longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
     """
@@ -76,8 +74,3 @@ def chat_prompts(
         for path in paths
         for prompt in load_workload(llm, path, num_prompts, longest_prompt, chat=True).prompts
     ]
-
-
-def _categories(path: Path) -> list[str]:
-    lines = numbered_lines(path.read_text(encoding="utf-8"))
-    return [str(json.loads(line).get("category", path.stem)) for _, line in lines]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.audit.settings import CHECKS, SAMPLING, AuditSettings
+from draftwise.cli.arguments import shown_command
 from draftwise.cli.fields import Group, Own, Values, takes
 from draftwise.cli.option_values import make_folder
 from draftwise.cli.options import LOADING_OPTIONS
@@ -107,7 +106,7 @@ def audit(
     console = Console(highlight=False)
     with _progress(chosen) as on_progress:
         result = run(chosen, on_progress, loading)
-    write_audit(output, report_of(result, shlex.join(["draftwise", *_arguments()])))
+    write_audit(output, report_of(result, shown_command()))
     show(console, result)
     files = f"written to {output}{os.sep}audit.json and audit.html"
     console.print(files, soft_wrap=True, markup=False)
@@ -164,17 +163,6 @@ def _show_case(console: Console, case: Case) -> None:
         console.print(f"  $ {command}", soft_wrap=True, markup=False)
     console.print(f"  expected {case.expected}", soft_wrap=True, markup=False)
     console.print(f"  found    {case.found}", soft_wrap=True, markup=False)
-
-
-def _arguments() -> list[str]:
-    """Arguments of the command line, without the key."""
-    arguments = list(sys.argv[1:])
-    for index, argument in enumerate(arguments):
-        if argument.startswith("--api-key="):
-            arguments[index] = "--api-key=…"
-        elif argument == "--api-key" and index + 1 < len(arguments):
-            arguments[index + 1] = "…"
-    return arguments
 
 
 @contextmanager

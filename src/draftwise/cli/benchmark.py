@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from draftwise.benchmark.servers.settings import LoadSettings
 from draftwise.cli.benchmark_files import report_of, write_files, write_results
 from draftwise.cli.benchmark_head import train_head, with_head
+from draftwise.cli.benchmark_servers import (
+    SERVER_LOAD_OPTIONS,
+    benchmark_servers,
+    check_options,
+)
 from draftwise.cli.benchmark_tables import show_changes
 from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
 from draftwise.cli.fields import Values, takes
@@ -49,6 +55,7 @@ _WORKLOAD, _TRAINING, _PEERS = "Workload", "A head of the target", "Other engine
 @takes(
     sampling=SAMPLING_OPTIONS.only("top_p", "top_k"),
     drafting=SPECULATION_OPTIONS.only("num_speculative_tokens", "tree_width", "guard"),
+    load=SERVER_LOAD_OPTIONS,
     engine=ENGINE_OPTIONS.only(
         *("dtype", "device", "max_model_len", "trust_remote_code", "overlap", "draft_replicas")
     ),
@@ -204,22 +211,26 @@ def benchmark(
     threads: Annotated[
         int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=RUNNING)
     ] = None,
+    load: LoadSettings,
     engine: Values,
 ) -> None:
     """Compare the speed of policies and other engines on the same prompts.
 
     The runs of all contenders are interleaved in varying order, so that other load on the machine
     affects all of them equally. Writes results.json, report.html and the answers in the format of
-    Spec-Bench. Run it on an otherwise idle machine.
+    Spec-Bench. Run it on an otherwise idle machine. With --server, OpenAI-compatible servers are
+    measured under load instead.
 
     Examples:
       draftwise benchmark --workload gsm8k.jsonl --chat --policies fixed:3,fixed:5,adaptive
       draftwise benchmark --workload gsm8k.jsonl --peers transformers --compare old/results.json
       draftwise benchmark --preset gemma --workload gsm8k_test.jsonl --train-on gsm8k_train.jsonl
+      draftwise benchmark --workload spec_bench.jsonl --server http://127.0.0.1:8000
     """
     settings = {**locals(), **sampling, **drafting, **engine}
-    for name in ("context", "sampling", "drafting", "engine"):
+    for name in ("context", "sampling", "drafting", "engine", "load"):
         del settings[name]
+    check_options(context)
     started = time.strftime("%Y-%m-%d")
     console = Console(highlight=False)
     sizes = _sizes(batch_sizes)
@@ -229,6 +240,14 @@ def benchmark(
             raise InvalidParameterError("workload", f"there is no file {str(path)!r}")
     _check_distinct(workload)
     make_folder(output)
+    if load.servers:
+        benchmark_servers(
+            load,
+            settings,
+            temperatures,
+            None if policies is None else _names(policies),
+        )
+        return
     models = choose_models(Zoo("zoo:target@200m"), target, draft, companion)
     if train_on:
         if chat_template is not None:
@@ -318,10 +337,10 @@ def benchmark(
         set_chat_template(llm, template)
         if multi_turn:
             status.update("answering the earlier turns")
-            load = partial(load_multi_turn_workload, max_tokens=max_tokens)
+            read = partial(load_multi_turn_workload, max_tokens=max_tokens)
         else:
-            load = partial(load_workload, chat=chat)
-        workloads = [load(llm, path, num_prompts, longest) for path in workload]
+            read = partial(load_workload, chat=chat)
+        workloads = [read(llm, path, num_prompts, longest) for path in workload]
         contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
             loaded = peer_models(models, llm, engine["dtype"], settings["threads"], max(sizes))

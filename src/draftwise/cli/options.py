@@ -114,6 +114,7 @@ SERVER_OPTIONS = Group(
         "max_body_bytes": Own(),
         "request_timeout": Own(),
         "tool_call_parser": Own(),
+        "per_request_spec_decode_metrics": Own(metavar="LEVEL"),
         "allowed_origins": Own(kind=list[str], metavar="ORIGIN"),
         "drain_timeout": Own(),
         "step_timeout": Own(panel=RUNNING),

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from draftwise.outputs import FinishReason, SpeculationStats, TokenLogprobs
+from draftwise.serving.acceptance import NONE, acceptance_metrics
 from draftwise.serving.generation import Generation
 from draftwise.serving.messages import Piece
 from draftwise.serving.tokenizing import TokenTexts
@@ -47,14 +48,14 @@ class AnswerFormat(ABC):
     def _whole_choice(self, number: int, answer: Piece) -> Json:
         """The choice of a complete response body for a complete answer."""
 
-    def whole(self, answers: Sequence[Piece], usage: Json) -> Json:
-        """The complete response body."""
+    def whole(self, answers: Sequence[Piece], counts: Json) -> Json:
+        """The complete response body, with token counts (:func:`counts`)."""
         choices = [self._whole_choice(number, answer) for number, answer in enumerate(answers)]
-        return {**self._envelope, "choices": choices, "usage": usage}
+        return {**self._envelope, "choices": choices, **counts}
 
-    def usage_chunk(self, usage: Json) -> Json:
+    def usage_chunk(self, counts: Json) -> Json:
         """The last chunk, which contains token counts and no answer."""
-        return {**self._envelope, "choices": [], "usage": usage}
+        return {**self._envelope, "choices": [], **counts}
 
     def _choice(
         self,
@@ -116,6 +117,16 @@ def usage(generation: Generation) -> Json:
         }
         del counts["speculation"]["num_tokens"]
     return counts
+
+
+def counts(generation: Generation) -> Json:
+    """Token counts, and if they are asked for, the acceptance of the drafts of a single answer."""
+    found: Json = {"usage": usage(generation)}
+    drafts = generation.progress[0].drafts
+    level = generation.spec_decode_metrics
+    if level != NONE and len(generation.specs) == 1 and drafts is not None:
+        found["metrics"] = {"speculative_decoding": acceptance_metrics(drafts, level)}
+    return found
 
 
 def finite(logprob: float) -> float:

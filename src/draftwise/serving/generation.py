@@ -12,11 +12,12 @@ from typing import Self
 from draftwise.errors import DraftwiseError
 from draftwise.outputs import FinishReason, SpeculationStats
 from draftwise.params import SamplingParams
+from draftwise.serving.acceptance import NONE
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient, RequestUpdate, ServedRequest
 from draftwise.serving.deadline import Deadline
 from draftwise.serving.errors import grammar_errors_named
-from draftwise.serving.messages import Piece
+from draftwise.serving.messages import DraftSteps, Piece
 from draftwise.serving.metrics import Metrics
 from draftwise.serving.tracing import Tracing, record_stats
 from draftwise.speculation import RequestSpeculation
@@ -49,6 +50,7 @@ class Progress:
         finish_reason: why the answer ended; ``None`` while it is generated.
         stats: counts of speculative decoding, set at the end.
         num_cached_tokens: prompt tokens that were found in the prefix cache, set at the end.
+        drafts: counts of each draft, set at the end if the engine has drafts.
     """
 
     num_tokens: int = 0
@@ -56,6 +58,7 @@ class Progress:
     finish_reason: FinishReason | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     num_cached_tokens: int = 0
+    drafts: DraftSteps | None = None
 
 
 class Generation:
@@ -67,6 +70,7 @@ class Generation:
         specs: specification of each answer.
         progress: progress of each answer.
         deadline: when the last token must be generated.
+        spec_decode_metrics: how much of the acceptance is reported.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Generation:
         tracing: Tracing,
         model: str,
         grammar_field: str | None = None,
+        spec_decode_metrics: str = NONE,
     ) -> None:
         """Create the generation; no request is submitted yet.
 
@@ -94,8 +99,10 @@ class Generation:
             model: name of the model in the span.
             grammar_field: field of the body that defines the grammar, for error messages; ``None``
                 for ``structured_outputs``.
+            spec_decode_metrics: how much of the acceptance is reported; see
+                :attr:`ServerSettings.per_request_spec_decode_metrics`.
         """
-        self.specs = specs
+        self.specs, self.spec_decode_metrics = specs, spec_decode_metrics
         self.progress = [Progress() for _ in specs]
         self._client, self._admission, self._metrics = client, admission, metrics
         self._speculation, self._grammar_field = speculation, grammar_field
@@ -194,6 +201,7 @@ class Generation:
             assert piece.stats is not None
             progress.stats = piece.stats
             progress.num_cached_tokens = piece.num_cached_tokens
+            progress.drafts = piece.drafts
 
     def _time_out(self) -> None:
         error = self.deadline.exceeded("the answer was not complete")

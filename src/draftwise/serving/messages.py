@@ -102,6 +102,21 @@ class Failed:
     at_start: bool
 
 
+@dataclass(slots=True)
+class DraftSteps:
+    """Verified and accepted tokens of the drafts of one request, in their order.
+
+    Attributes:
+        max_tokens: maximum number of drafted tokens in a step, by the settings of the engine.
+        verified: verified tokens of each draft of which tokens were verified.
+        accepted: those of them that were accepted.
+    """
+
+    max_tokens: int
+    verified: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Tokens and text that one step generated for a request.
@@ -118,6 +133,7 @@ class Piece:
         prompt_logprobs: log-probabilities of the prompt; set in the first piece if they were
             requested.
         num_cached_tokens: prompt tokens that were found in the prefix cache; set in the last piece.
+        drafts: counts of each draft; set in the last piece if the engine has drafts.
     """
 
     key: int
@@ -129,6 +145,7 @@ class Piece:
     stats: SpeculationStats | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    drafts: DraftSteps | None = None
 
     @property
     def text(self) -> str:

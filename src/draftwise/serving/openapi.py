@@ -61,6 +61,30 @@ class Usage(BaseModel):
     speculation: SpeculationUsage | None = None
 
 
+class SpeculativeDecodingMetrics(BaseModel):
+    """Acceptance of the drafts of a response, in the form of vLLM."""
+
+    mean_acceptance_length: float = Field(
+        description="Tokens of a step with a draft: those accepted, and the target's own."
+    )
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int] = Field(
+        description="Number of drafts of which 0, 1, 2, … tokens were accepted."
+    )
+    num_spec_steps: int = Field(description="Number of steps with a draft.")
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int = Field(description="Number of verified tokens.")
+    num_spec_tokens: int = Field(description="Maximum length of a draft.")
+    per_step_accepted: list[int] | None = None
+    per_step_drafted: list[int] | None = None
+
+
+class ResponseMetrics(BaseModel):
+    """Metrics of a response with a single answer, if the server reports them."""
+
+    speculative_decoding: SpeculativeDecodingMetrics
+
+
 class TokenText(BaseModel):
     """A piece of text and how its token was generated."""
 
@@ -92,6 +116,7 @@ class Completion(BaseModel):
     model: str
     choices: list[TextChoice]
     usage: Usage | None = None
+    metrics: ResponseMetrics | None = None
 
 
 class FunctionCalled(BaseModel):
@@ -135,6 +160,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    metrics: ResponseMetrics | None = None
     service_tier: Literal["default"] | None = Field(
         None, description="Set if the request has a service tier."
     )

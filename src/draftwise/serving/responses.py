@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwise.errors import DraftwiseError
-from draftwise.serving.answers import AnswerFormat, Json, joined, usage
+from draftwise.serving.answers import AnswerFormat, Json, counts, joined, usage
 from draftwise.serving.generation import Generation
 from draftwise.serving.http_errors import error_body, error_response
 from draftwise.serving.messages import Piece
@@ -67,7 +67,7 @@ async def whole_answer(generation: Generation, answer_format: AnswerFormat) -> J
     async with generation:
         async for number, piece in generation.pieces():
             pieces[number].append(piece)
-    return answer_format.whole([joined(each) for each in pieces], usage(generation))
+    return answer_format.whole([joined(each) for each in pieces], counts(generation))
 
 
 class EventStream(Response):
@@ -130,7 +130,7 @@ class EventStream(Response):
                 chunk["usage"] = usage(generation)
             yield _event(chunk)
         if options.include_usage:
-            yield _event(answer_format.usage_chunk(usage(generation)))
+            yield _event(answer_format.usage_chunk(counts(generation)))
         yield _DONE
 
 

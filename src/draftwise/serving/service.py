@@ -293,6 +293,7 @@ class Service:
             self._tracing,
             self.model_name,
             grammar_field,
+            self.settings.per_request_spec_decode_metrics,
         )
 
     def _check_length(self, num_tokens: int) -> None:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from draftwise.errors import InvalidParameterError
+from draftwise.serving.acceptance import LEVELS, NONE
 from draftwise.serving.tools.tagged import PARSERS
 from draftwise.speculation import SpeculationConfig
 
@@ -72,6 +73,8 @@ class ServerSettings:
         allowed_origins: allow cross-origin requests of browsers from this origin, such as
             ``https://example.org``, or ``*`` for all.
         step_timeout: seconds after which an unresponsive engine is restarted.
+        per_request_spec_decode_metrics: report the acceptance of drafts in each response, in the
+            form of vLLM: ``none``, ``summary``, or ``detailed`` with the counts of every step.
 
     Raises:
         InvalidParameterError: a value is out of range.
@@ -89,6 +92,7 @@ class ServerSettings:
     tool_call_parser: str | None = None
     allowed_origins: tuple[str, ...] = ()
     step_timeout: float = 120.0
+    per_request_spec_decode_metrics: str = NONE
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -108,6 +112,11 @@ class ServerSettings:
                 )
         if not all(self.api_keys):
             raise InvalidParameterError("api_keys", "is empty")
+        if self.per_request_spec_decode_metrics not in LEVELS:
+            raise InvalidParameterError(
+                "per_request_spec_decode_metrics",
+                f"must be one of {', '.join(LEVELS)}, got {self.per_request_spec_decode_metrics!r}",
+            )
         if self.tool_call_parser not in (None, *PARSERS):
             raise InvalidParameterError(
                 "tool_call_parser",

@@ -25,6 +25,7 @@ from draftwise.serving.messages import (
     Add,
     Cancel,
     Command,
+    DraftSteps,
     EngineLoad,
     EngineOutputs,
     Failed,
@@ -118,6 +119,7 @@ class EngineWorker:
         self._keys: dict[int, int] = {}
         self._prefixes = PrefixStats()
         self._counted: dict[int, SpeculationStats] = {}
+        self._drafts: dict[int, DraftSteps] = {}
         self._grammars = GrammarThread(llm.engine.grammars)
         self._preparing: set[int] = set()
         self._stopped = False
@@ -238,6 +240,10 @@ class EngineWorker:
         self._requests[command.key] = request
         self._keys[request.request_id] = command.key
         self._counted[request.request_id] = SpeculationStats()
+        speculation = self._llm.speculation
+        if speculation is not None:
+            most = speculation.num_speculative_tokens
+            self._drafts[request.request_id] = DraftSteps(most)
         outputs.added.append(command.key)
 
     def _step(self, outputs: EngineOutputs) -> None:
@@ -250,8 +256,14 @@ class EngineWorker:
         for request in advanced:
             before = self._counted[request.request_id]
             now = request.stats
-            _count(verified, now.num_verified - before.num_verified)
-            _count(accepted, now.num_accepted - before.num_accepted)
+            num_verified = now.num_verified - before.num_verified
+            num_accepted = now.num_accepted - before.num_accepted
+            _count(verified, num_verified)
+            _count(accepted, num_accepted)
+            if num_verified:
+                drafts = self._drafts[request.request_id]
+                drafts.verified.append(num_verified)
+                drafts.accepted.append(num_accepted)
             for name in ("num_tokens", "num_drafted", "num_scored"):
                 gained = getattr(now, name) - getattr(before, name)
                 setattr(totals, name, getattr(totals, name) + gained)
@@ -291,11 +303,13 @@ class EngineWorker:
             request.stats if done else None,
             new.prompt_logprobs,
             request.num_cached_tokens if done else 0,
+            self._drafts.get(request.request_id) if done else None,
         )
 
     def _forget(self, request: Request) -> None:
         del self._requests[self._keys.pop(request.request_id)]
         del self._counted[request.request_id]
+        self._drafts.pop(request.request_id, None)
 
     def _describe(self) -> dict[str, Any]:
         """The speculation settings as a JSON-serialisable object."""
