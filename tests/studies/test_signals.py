@@ -113,6 +113,7 @@ def test_information_of_the_acceptance_itself_is_what_an_oracle_has():
     assert bits_of(recorded, ("agreement",), "c").mean == pytest.approx(exact, abs=0.02)
 
 
+@pytest.mark.slow
 def test_signals_that_know_nothing_have_no_information():
     recorded = recording()
     found = bits_of(recorded, ("token_prob", "history", "top_prob"))
@@ -120,6 +121,7 @@ def test_signals_that_know_nothing_have_no_information():
     assert found.mean > -0.02
 
 
+@pytest.mark.slow
 def test_information_increases_with_what_the_signals_know():
     recorded = recording()
     entropy = bits_of(recorded, ("entropy",)).mean
@@ -232,6 +234,7 @@ def measured():
     return measurement.knowledge(), {str(size): measurement.goodput(size) for size in (1, 8)}
 
 
+@pytest.mark.slow
 def test_what_a_measurement_knows(measured):
     knowledge, _ = measured
     assert list(knowledge["signals"]) == [
@@ -249,6 +252,7 @@ def test_what_a_measurement_knows(measured):
     assert knowledge["signals"]["entropy"]["calibration_error"] < 0.05
 
 
+@pytest.mark.slow
 def test_goodput_of_a_measurement(measured):
     _, batches = measured
     for found in batches.values():
@@ -264,6 +268,7 @@ def test_goodput_of_a_measurement(measured):
         assert own["cost"] > 0.01
 
 
+@pytest.mark.slow
 def test_the_companion_that_knows_everything_may_take_long():
     recorded = recording(companion=lambda acceptance: acceptance)
     blind = replace(recorded.records, entropy=np.zeros_like(recorded.records.entropy))
@@ -356,6 +361,7 @@ def test_companions_are_those_of_the_settings_and_further_models():
     assert companion_names(bench) == []
 
 
+@pytest.mark.slow
 def test_claims_follow_from_the_figures(measured):
     knowledge, batches = measured
     data = {
