@@ -121,6 +121,7 @@ def random_records(num_chains=600, length=4, seed=0):
         "overlap": np.clip(acceptance + rng.normal(0, 0.2, size), 0, 1),
         "agreement": np.clip(acceptance + rng.normal(0, 0.2, size), 0, 1),
         "history": rng.uniform(0.3, 0.9, size),
+        "confidence": np.zeros(size),
         "acceptance": acceptance,
     }
     return Records(

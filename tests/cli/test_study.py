@@ -89,6 +89,7 @@ def test_invalid_input_is_refused(command):
         (["bounds", "--temperature", "-1"], "--temperature"),
         (["bounds", "--temperature", "0"], "--temperature"),
         (["bounds", "--threads", "0"], "--threads"),
+        (["signals", "--samplings", "1:2:3:4"], "--samplings"),
         (["bounds", "--redraw"], "--output"),
         (["all", "--redraw"], "--output"),
         (["bounds", "--output", "/proc/here"], "--output"),
@@ -106,14 +107,23 @@ def test_a_target_and_a_draft_are_enough(command, tmp_path):
     assert content["settings"]["models"] == [content["settings"]["draft"]]
 
 
-def test_the_named_small_models_are_compared(command, tmp_path):
-    status, _, err = command("information-gain", roles=("target", "draft", "companion"))
+def test_the_named_small_models_judge_the_same_drafts(command, models, tmp_path):
+    other = models.folder(TARGET.draft(0.3, noise_seed=5))
+    folder, times = tmp_path / "recordings", tmp_path / "times.json"
+    arguments = ["signals", "--models", other, "--samplings", "0,1:0.9", "--batch-sizes", "1,2"]
+    arguments += ["--recordings", str(folder), "--pass-times", str(times)]
+    roles = ("target", "draft", "companion")
+    status, _, err = command(*arguments, roles=roles)
     assert (status, err) == (0, "")
-    content = json.loads((tmp_path / "out" / "information-gain" / "data.json").read_text())
-    s = content["settings"]
-    assert s["models"] == [s["draft"], s["companion"]]
-    found = {(t["draft"], t["companion"]) for t in content["data"]["triples"]}
-    assert found == {tuple(s["models"]), tuple(s["models"][::-1])}
+    data = tmp_path / "out" / "signals" / "data.json"
+    content = json.loads(data.read_text())
+    assert content["data"]["companions"] == [content["settings"]["companion"], other]
+    assert list(content["data"]["samplings"]) == ["T=0", "T=1, top-p 0.9"]
+    assert content["settings"]["recordings"] == "recordings"
+    assert len(list(folder.iterdir())) == 2
+    # Recordings and times are read again, so the result is the same.
+    assert command(*arguments, roles=roles)[0] == 0
+    assert json.loads(data.read_text())["data"] == content["data"]
 
 
 def test_missing_models_are_reported_before_loading(command, tmp_path):
@@ -123,11 +133,6 @@ def test_missing_models_are_reported_before_loading(command, tmp_path):
         (["bounds"], ("draft",), "--target: missing: --draft is "),
         (["bounds"], ("models",), "--target: missing: --models is "),
         (["bias"], ("target", "draft"), "--companion: missing: the study bias "),
-        (
-            ["information-gain"],
-            ("target", "draft"),
-            "--models: the study information-gain requires ",
-        ),
         (
             ["oracle-length", "fairness"],
             ("target", "draft"),
@@ -151,7 +156,7 @@ def test_all_skips_studies_without_their_models(command, monkeypatch):
     status, out, _ = command("all", roles=("target", "draft"))
     assert status == 0
     for name, study in STUDIES.items():
-        can_run = not study.needs_companion and study.min_models < 2
+        can_run = not study.needs_companion
         assert (name in measured) == can_run
         assert (f"{name} is skipped: --" in out) != can_run
 

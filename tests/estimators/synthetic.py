@@ -27,6 +27,7 @@ def records_of(overlap, agreement, acceptance, seed=0, chain_length=1):
         top_prob=noise[2],
         overlap=np.asarray(overlap, dtype=np.float32),
         agreement=np.asarray(agreement, dtype=np.float32),
+        confidence=np.zeros(size, dtype=np.float32),
         history=noise[3],
         acceptance=np.asarray(acceptance, dtype=np.float32),
         accepted=accepted,

@@ -49,6 +49,7 @@ def records_of(signals, acceptance, chain_length=4):
         chain=np.arange(size) // chain_length,
         position=signals.position.astype(np.int64),
         top_prob=np.zeros(size, dtype=np.float32),
+        confidence=np.zeros(size, dtype=np.float32),
         acceptance=np.asarray(acceptance, dtype=np.float32),
         accepted=np.zeros(size, dtype=np.bool_),
         **columns,

@@ -1,6 +1,6 @@
 """Collection of records: exact values, resuming, and errors."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from draftwise.estimators.profile import AcceptanceProfile, fit_profile
 from draftwise.profiling.acceptance import collect
 from draftwise.profiling.checkpoint import load_checkpoint, save_checkpoint
 
+from ..engine.blocks import HEAD
+from ..engine.blocks import TARGET as HEAD_TARGET
 from ..refusals import error_of
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe, bigram_model, chain_logits, save
@@ -343,3 +345,46 @@ class TestUse:
         assert caught.value.field == "profile"
         with pytest.raises(InvalidParameterError, match="for another target: file"):
             self.use(models, file, "fixed", companion=None, target=COMPANION)
+
+
+class TestJudges:
+    """Several companions score the same drafts."""
+
+    def test_each_judge_scores_as_it_does_alone(self, trio, models):
+        other = load(models, companion=TARGET.draft(0.5, noise_seed=4))
+        both = replace(trio, judges=(other.companion, trio.target))
+        found, alone = gather(both), gather(other)
+        assert_same(found.records, gather(trio).records)
+        assert len(found.judged) == 2
+        assert_same(found.judged[0], alone.records)
+        # The target's own judgement is the acceptance.
+        told = found.judged[1]
+        np.testing.assert_allclose(told.agreement, told.acceptance, atol=1e-4)
+
+    def test_an_interrupted_collection_goes_on(self, trio, models, tmp_path):
+        other = load(models, companion=TARGET.draft(0.5, noise_seed=4))
+        both, file = replace(trio, judges=(other.companion,)), tmp_path / "part.safetensors"
+        whole = gather(both)
+        gather(both, checkpoint=file)
+        part = dict(list(load_checkpoint(file, whole.provenance).items())[:3])
+        save_checkpoint(file, part, whole.provenance)
+        again = gather(both, checkpoint=file)
+        assert again.num_resumed == 3
+        assert_same(again.records, whole.records)
+        assert_same(again.judged[0], whole.judged[0])
+        assert np.array_equal(again.prompts, whole.prompts)
+
+    def test_prompts_of_tokens(self, collection):
+        assert len(collection.prompts) == len(collection.records)
+        assert set(collection.prompts) <= set(range(len(PROMPTS)))
+        assert (np.diff(collection.prompts) >= 0).all()
+
+
+@pytest.mark.parametrize("has_confidence", [True, False])
+def test_what_a_confidence_head_estimates_is_recorded(models, tmp_path, has_confidence):
+    head = HEAD.changed(markov="vanilla", confidence=has_confidence, discards_anchor=False)
+    llm = LLM(models.folder(HEAD_TARGET), dtype="float32", max_batch_size=1)
+    trio = llm.load_models(unguarded(head.save(tmp_path / "head", "deepspec"), policy="fixed"))
+    confidence = gather(trio).records.confidence
+    assert ((confidence > 0) & (confidence < 1)).all() == has_confidence
+    assert confidence.any() == has_confidence

@@ -1,7 +1,6 @@
 """Computations of studies, on models with known closed-form results."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ from draftwise.studies import (
     bias,
     bounds,
     calibration,
-    correlation,
     fairness,
-    information_gain,
     lenience,
     oracle_length,
     published_rules,
@@ -26,9 +23,8 @@ from draftwise.studies import (
     verification_cost,
 )
 from draftwise.studies.positions import Passage, Positions, positions_of
-from draftwise.studies.settings import StudySettings
 
-from ..estimators.synthetic import records_of, smooth_law, smooth_records
+from ..estimators.synthetic import smooth_law, smooth_records
 from ..stand_ins import FixedLatency
 
 
@@ -187,13 +183,6 @@ def test_texts_without_both_kinds_of_tokens_are_refused(study, accepted):
 # -- SV --------------------------------------------------------------------------------------
 
 
-def test_records_without_both_kinds_of_tokens_are_refused():
-    ones = np.ones(20)
-    records = records_of(ones, ones, ones)
-    with pytest.raises(InvalidParameterError, match="too few for accepted and rejected"):
-        information_gain.figures_of_triple(records, records)
-
-
 def test_a_surface_of_few_tokens_is_refused():
     with pytest.raises(InvalidParameterError, match="too few for 8 tokens in a bin"):
         acceptance_surface.surface(smooth_records(4), num_bins=5)
@@ -204,63 +193,6 @@ def test_prompts_must_fit_beside_the_answer():
     with pytest.raises(InvalidParameterError, match="must be above 70") as caught:
         speedup_by_context.longest_prompt(70, 70)
     assert caught.value.field == "max_model_len"
-
-
-def test_an_independent_companion_has_no_gain():
-    random = np.random.default_rng(1)
-    records = records_of(random.random(6000), random.random(6000), random.random(6000))
-    found = information_gain.figures_of_triple(records, records)
-    for binning in information_gain.BINNINGS:
-        # The plain estimate is fooled, the more the finer the bins are.
-        assert found[f"S,A {binning}"]["plain"] > 0
-        assert abs(found[f"S,A {binning}"]["corrected"]) < 0.006
-    assert found["entropy"] == pytest.approx(1.0, abs=0.01)
-
-
-def test_the_target_as_companion_has_the_full_gain():
-    random = np.random.default_rng(2)
-    fate = (random.random(6000) < 0.6).astype(np.float32)
-    records = records_of(np.full(6000, 0.6), fate, fate)
-    found = information_gain.figures_of_triple(records, records)
-    for binning in information_gain.BINNINGS:
-        assert found[f"S,A {binning}"]["conditional_entropy"] == pytest.approx(0.0, abs=1e-9)
-        assert found[f"S,A {binning}"]["corrected"] == pytest.approx(found["entropy"], abs=0.003)
-
-
-def test_records_of_different_tokens_are_refused():
-    first, second = smooth_records(50), smooth_records(50, seed=1)
-    with pytest.raises(RuntimeError, match="drafted differently"):
-        information_gain.figures_of_triple(first, second)
-
-
-def test_triples_are_ordered_and_of_different_models():
-    found = information_gain.triples(["t", "a"], ["a", "b", "c", "d"])
-    assert len(found) == len(set(found)) == 12 + 6
-    assert all(len(set(each)) == 3 for each in found)
-
-
-def test_a_draft_that_is_no_model_has_all_models_as_its_companion():
-    settings = StudySettings(
-        prompts=(Path("p.jsonl"),),
-        target="zoo:target@200m",
-        draft="zoo:eagle3@200m",
-        companion="target:exit=3",
-        models=("zoo:draft", "zoo:companion"),
-    )
-    found = information_gain.triples_of_settings(settings, "zoo:companion")
-    assert found == [
-        ("zoo:target", "zoo:draft", "zoo:companion"),
-        ("zoo:target", "zoo:companion", "zoo:draft"),
-        ("zoo:target", "zoo:eagle3", "zoo:draft"),
-        ("zoo:target", "zoo:eagle3", "zoo:companion"),
-        ("zoo:target", "zoo:eagle3", "target:exit=3"),
-    ]
-
-
-def test_correlation_of_two_companions():
-    scored = smooth_records(3000)
-    assert correlation.figures_of(scored, scored)["pearson"] == pytest.approx(1.0)
-    assert abs(correlation.figures_of(scored, smooth_records(3000, seed=9))["pearson"]) < 0.06
 
 
 def test_the_surface_equals_the_law():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from draftwise.studies.settings import StudySettings
     from draftwise.studies.study import Description, Study
 
-_WORKLOAD, _TIMED = "Workload", "Timed studies"
+_WORKLOAD, _TIMED, _SIGNALS = "Workload", "Timed studies", "Study signals"
 _ALL = "all"
 _ZOO = Zoo(
     "zoo:target@200m",
@@ -80,7 +80,8 @@ def study(
     models: Annotated[
         str | None,
         typer.Option(
-            help="Small models to compare as draft and companion, separated by commas.",
+            help="Further companions of the study signals, separated by commas. The study "
+            "cost-ratio inflates them too.",
             show_default="those of the zoo with a target of the zoo, otherwise draft and companion",
             rich_help_panel=MODELS,
         ),
@@ -124,6 +125,37 @@ def study(
         bool,
         typer.Option("--plain", help="Do not use the chat template.", rich_help_panel=_WORKLOAD),
     ] = False,
+    samplings: Annotated[
+        str,
+        typer.Option(
+            help="TEMPERATURE[:TOP_P[:TOP_K]], separated by commas; of the study signals.",
+            rich_help_panel=_SIGNALS,
+        ),
+    ] = "0,0.7:0.8:20,1",
+    recordings: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that keeps recorded drafts. An interrupted study goes on from there, and "
+            "another one with the same models and prompts reads them.",
+            metavar="DIR",
+            rich_help_panel=_SIGNALS,
+        ),
+    ] = None,
+    pass_times: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of pass times. It is written if it does not exist.",
+            metavar="FILE",
+            show_default="measured, and not kept",
+            rich_help_panel=_SIGNALS,
+        ),
+    ] = None,
+    record_dtype: Annotated[
+        str,
+        typer.Option(
+            help="Data type of the models in studies of distributions.", rich_help_panel=_WORKLOAD
+        ),
+    ] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     batch_sizes: Annotated[
         str, typer.Option(help="Separated by commas.", rich_help_panel=_TIMED)
@@ -188,6 +220,7 @@ def study(
             names = [each for each in names if (output / each / DATA).is_file()]
         redraw_studies(output, names)
     else:
+        from draftwise.studies.sampling import Sampling
         from draftwise.studies.settings import StudySettings
 
         small = tuple(each.strip() for each in (models or "").split(",") if each.strip())
@@ -212,6 +245,10 @@ def study(
             turn=turn,
             rounds=rounds,
             warm_up_steps=warm_up_steps,
+            samplings=tuple(map(Sampling.parse, samplings.split(","))),
+            recordings=recordings,
+            pass_times=pass_times,
+            record_dtype=record_dtype,
             chat=not plain,
             seed=seed,
             **engine,

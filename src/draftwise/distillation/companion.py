@@ -197,6 +197,7 @@ def _records(
         top_prob=_floats(q.amax(dim=-1)),
         overlap=_floats(overlap(q, c).clamp(max=1.0)),  # rounding may exceed 1
         agreement=_floats(token_probabilities(agreement(q, c), x)),
+        confidence=np.zeros(size, dtype=np.float32),
         history=np.zeros(size, dtype=np.float32),
         acceptance=acceptance,
         accepted=torch.rand(size, generator=generator).numpy() < acceptance,

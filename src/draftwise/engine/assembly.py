@@ -10,7 +10,7 @@ from draftwise.engine.batch import HistoryStore
 from draftwise.engine.cached_assistant import CachedAssistant
 from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_model import CachedModel
-from draftwise.engine.companion import CompanionModel
+from draftwise.engine.companion import Companion, CompanionModel, SeveralCompanions
 from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.mapped_model import new_cached_model
 from draftwise.engine.oracle import TargetOracle
@@ -92,16 +92,19 @@ class Models:
         target: the model whose output distribution is preserved.
         draft: the model that drafts tokens.
         companion: the model that scores the draft.
+        judges: further models that score the draft, for studies. No policy sees their scores.
     """
 
     target: LoadedModel
     draft: LoadedModel | None = None
     companion: LoadedModel | None = None
+    judges: tuple[LoadedModel, ...] = ()
 
     @property
     def have_exit(self) -> bool:
-        """Whether the draft or the companion is an exit of the target."""
-        small = [each for each in (self.draft, self.companion) if each is not None]
+        """Whether one of the other models is an exit of the target."""
+        others = self.draft, self.companion, *self.judges
+        small = [each for each in others if each is not None]
         return any(isinstance(each.model, ExitModel) for each in small)
 
 
@@ -163,6 +166,7 @@ class Assembly:
         if not policy.needs_draft:
             proposers = []
         self._oracle = draft = companion = None
+        self._judges: list[CachedModel] = []
         if policy.uses_target_oracle:
             self._oracle = TargetOracle(self._cached_model(target))
         if models.draft is not None and policy.needs_draft:
@@ -178,6 +182,7 @@ class Assembly:
                     "draft model",
                 )
             companion = self._cached_model(models.companion)
+            self._judges = list(map(self._cached_model, models.judges))
         self._first_policy, self._proposers = policy, proposers
         self.draft_model, self.companion_model = draft, companion
         # Later policies can only use the models that were set up for the first one.
@@ -203,11 +208,17 @@ class Assembly:
             # All pipelines follow all requests, so one of them stores their outputs.
             remembers = self._speculation.remember_outputs and not index
             proposer = self._proposer(self.proposer_context(remembers))
-            companion = None
-            if self.companion_model is not None:
-                companion = CompanionModel(self.companion_model, self._vocab_size)
-            made.append(SpeculationPipeline(policies, proposer, companion, self._oracle))
+            made.append(SpeculationPipeline(policies, proposer, self._companion(), self._oracle))
         return made
+
+    def _companion(self) -> Companion | None:
+        """Create what scores drafts."""
+        if self.companion_model is None:
+            return None
+        every = [
+            CompanionModel(each, self._vocab_size) for each in (self.companion_model, *self._judges)
+        ]
+        return SeveralCompanions(every) if self._judges else every[0]
 
     def policies(self, default: Policy | None = None) -> PolicyRouter:
         """Create the policies of a pipeline.

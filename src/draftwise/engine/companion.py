@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -17,7 +18,7 @@ from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import CompanionScores, Draft
 from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.cached_model import CachedModel, ForwardInput
-from draftwise.engine.lifecycle import FollowsRequests
+from draftwise.engine.lifecycle import Commit, FollowsRequests
 from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
 from draftwise.kernels.native import sampling as native
@@ -106,6 +107,57 @@ class CompanionModel:
         if batch.has_masks:
             mask = masks_along(batch.generating, drafted, lengths, self._vocab_size, logits.device)
         return companion_scores(logits, batch.controls, lengths, token_history, draft, mask)
+
+
+class SeveralCompanions:
+    """Companions that score the same drafts, for studies that compare them.
+
+    Policies see the scores of the first one.
+
+    Attributes:
+        scores: the scores of the latest draft, by companion.
+    """
+
+    def __init__(self, companions: Sequence[Companion]) -> None:
+        """Set up with at least one companion."""
+        self._companions = list(companions)
+        self.scores: list[CompanionScores | None] = []
+
+    def admit(self, request: Request) -> None:
+        """See :class:`FollowsRequests`."""
+        for each in self._companions:
+            each.admit(request)
+
+    def commit(self, commit: Commit) -> None:
+        """See :class:`FollowsRequests`."""
+        for each in self._companions:
+            each.commit(commit)
+
+    def retire(self, request: Request) -> None:
+        """See :class:`FollowsRequests`."""
+        for each in self._companions:
+            each.retire(request)
+
+    def recover(self, requests: Iterable[Request]) -> None:
+        """See :class:`FollowsRequests`."""
+        requests = list(requests)
+        for each in self._companions:
+            each.recover(requests)
+
+    def read_prompts(self, batch: Batch) -> None:
+        """Read the prompt chunks of a step whose draft is not scored."""
+        for each in self._companions:
+            each.read_prompts(batch)
+
+    def score(self, batch: Batch, draft: Draft) -> CompanionScores | None:
+        """Score each drafted position with every companion."""
+        self.scores = [each.score(batch, draft) for each in self._companions]
+        return self.scores[0]
+
+    def close(self) -> None:
+        """Release memory, threads and processes."""
+        for each in self._companions:
+            each.close()
 
 
 def companion_scores(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, TypedDict
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+Values = NDArray[np.floating[Any]]
 
 _NUM_BINS = 10
+# Predictions of a bin that a reliability curve shows.
+_FEWEST = 5
 
 
 class RunningCalibration:
@@ -46,3 +52,41 @@ class RunningCalibration:
         if whole <= 0:
             return 0.0
         return float(np.abs(self._predicted - self._happened).sum() / whole)
+
+
+class CurvePoint(TypedDict):
+    """A bin of a reliability curve: mean prediction, mean outcome, and total weight."""
+
+    predicted: float
+    observed: float
+    weight: float
+
+
+def reliability(
+    predicted: Values, outcome: Values, weight: Values
+) -> tuple[float, list[CurvePoint]]:
+    """The expected calibration error and the reliability curve of predictions.
+
+    Args:
+        predicted: ``[n]`` probabilities.
+        outcome: ``[n]`` outcomes, which may be true probabilities.
+        weight: ``[n]`` weight of each prediction.
+
+    Returns:
+        The error, and the points of bins with at least five predictions.
+    """
+    calibration = RunningCalibration()
+    calibration.observe(predicted, outcome, weight)
+    bins = np.minimum((predicted * _NUM_BINS).astype(int), _NUM_BINS - 1)
+    curve: list[CurvePoint] = []
+    for number in range(_NUM_BINS):
+        here = (bins == number) & (weight > 0)
+        if here.sum() >= _FEWEST:
+            curve.append(
+                {
+                    "predicted": float(np.average(predicted[here], weights=weight[here])),
+                    "observed": float(np.average(outcome[here], weights=weight[here])),
+                    "weight": float(weight[here].sum()),
+                }
+            )
+    return calibration.error, curve

@@ -27,6 +27,8 @@ class Records:
         top_prob: largest probability of q at the position.
         overlap: S = Σ min(q, c); 0 without a companion.
         agreement: A = min(1, c(x)/q(x)); 0 without a companion.
+        confidence: acceptance probability that the draft's own head estimated before the token was
+            drawn; 0 for drafts without such a head.
         history: the request's mean acceptance before the step.
         acceptance: min(1, p(x)/q(x)), the acceptance probability given that the tokens before it
             are accepted.
@@ -40,6 +42,7 @@ class Records:
     top_prob: Floats
     overlap: Floats
     agreement: Floats
+    confidence: Floats
     history: Floats
     acceptance: Floats
     accepted: Booleans
@@ -72,7 +75,7 @@ class Records:
         """Records without tokens."""
         number = np.empty(0, dtype=np.float32)
         integer, boolean = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
-        return cls(integer, integer, *(number,) * 6, number, boolean)
+        return cls(integer, integer, *(number,) * 8, boolean)
 
     @classmethod
     def join(cls, parts: Sequence[Records]) -> Records:

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.companion import Companion, SeveralCompanions
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.estimators.profile import NO_MODEL
-from draftwise.estimators.records import Floats, Records
+from draftwise.estimators.records import Floats, Integers, Records
 from draftwise.params import SamplingParams
 from draftwise.policies.base import DraftPlan, PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength
@@ -42,6 +43,8 @@ class Collection:
 
     Attributes:
         records: drafted tokens, prompt after prompt.
+        prompts: ``[num_tokens]`` index of the prompt of each token.
+        judged: the same tokens with S and A of each of ``models.judges``.
         provenance: origin of the records.
         num_prompts: number of prompts that were served.
         num_resumed: number of these prompts that came from the checkpoint.
@@ -49,6 +52,8 @@ class Collection:
     """
 
     records: Records
+    prompts: Integers
+    judged: Sequence[Records]
     provenance: Mapping[str, str]
     num_prompts: int
     num_resumed: int
@@ -73,6 +78,7 @@ def collect(
 
     Args:
         models: loaded models, including a draft. Without a companion, S and A are recorded as 0.
+            Judges need a companion beside them.
         prompts: token ids.
         sampling: sampling parameters of all prompts. The seed is that of the first prompt (0 for
             ``None``), and each further prompt adds 1.
@@ -115,6 +121,7 @@ def collect(
         verification="token",
     )
     engine = Engine(models, speculation, EngineOptions(max_batch_size=batch_size), policy=recorder)
+    recorder.judges = engine.pipeline.companion
     errors = []
     numbers: dict[int, int] = {}
     for number, prompt in enumerate(prompts):
@@ -142,7 +149,16 @@ def collect(
             save_checkpoint(checkpoint, collected, provenance)
     if errors and not collected:
         raise errors[0]
-    return Collection(_joined(collected), provenance, len(collected), num_resumed, errors)
+    by_companion, numbers_of_prompts = _joined(collected, 1 + len(models.judges))
+    return Collection(
+        by_companion[0],
+        numbers_of_prompts,
+        by_companion[1:],
+        provenance,
+        len(collected),
+        num_resumed,
+        errors,
+    )
 
 
 def provenance_of(
@@ -161,6 +177,7 @@ def provenance_of(
         "target": models.target.fingerprint,
         "draft": NO_MODEL if draft is None else draft.fingerprint,
         "companion": NO_MODEL if companion is None else companion.fingerprint,
+        "judges": " ".join(judge.fingerprint for judge in models.judges) or NO_MODEL,
         "prompts": hashlib.sha256(ids.encode()).hexdigest()[:16],
         "num_prompts": len(prompts),
         "num_speculative_tokens": num_speculative_tokens,
@@ -181,11 +198,18 @@ def _version(package: str) -> str:
 
 
 class _Recorder(FixedLength):
-    """Drafts and verifies a fixed length, and records the acceptance of every token."""
+    """Drafts and verifies a fixed length, and records the acceptance of every token.
+
+    Attributes:
+        judges: what scores the drafts. If it is several companions, the scores of each of them are
+            recorded.
+    """
 
     signals = frozenset(
         {Signal.ENTROPY, Signal.TOKEN_PROBABILITY, Signal.OVERLAP, Signal.AGREEMENT}
     )
+
+    judges: Companion | None = None
 
     def __init__(self, context: PolicyContext, end_tokens: frozenset[int]) -> None:
         """Create the policy.
@@ -200,7 +224,7 @@ class _Recorder(FixedLength):
         self._requests: Sequence[RequestState] = ()
         self._draft: Draft | None = None
         self._companion_scores: CompanionScores | None = None
-        self._chains: dict[int, list[Records]] = {}
+        self._chains: dict[int, list[list[Records]]] = {}
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
         """γ for every request, scored if there is a companion."""
@@ -219,30 +243,41 @@ class _Recorder(FixedLength):
         if draft is None or draft.signals is None or outcome.acceptance is None:
             return
         tokens = draft.tokens.tolist()
-        nothing = torch.zeros_like(draft.signals.entropy)
+        signals, nothing = draft.signals, torch.zeros_like(draft.signals.entropy)
         columns = {
-            "entropy": draft.signals.entropy,
-            "token_prob": draft.signals.token_probs,
-            "top_prob": draft.signals.draft_probs.amax(dim=2),
-            "overlap": nothing if companion_scores is None else companion_scores.overlap,
-            "agreement": nothing if companion_scores is None else companion_scores.agreement,
+            "entropy": signals.entropy,
+            "token_prob": signals.token_probs,
+            "top_prob": signals.draft_probs.amax(dim=2),
+            "confidence": nothing if signals.confidence is None else signals.confidence,
             "acceptance": outcome.acceptance,
         }
         numbers = {name: _floats(column) for name, column in columns.items()}
+        every_score = [companion_scores]
+        if isinstance(self.judges, SeveralCompanions):
+            every_score = list(self.judges.scores)
+        scored = [
+            {
+                "overlap": _floats(nothing if scores is None else scores.overlap),
+                "agreement": _floats(nothing if scores is None else scores.agreement),
+            }
+            for scores in every_score
+        ]
         for row, request in enumerate(self._requests):
             length = self._length_until_end(tokens[row][: draft.lengths[row]])
             if length == 0 or row in outcome.failed:
                 continue
             position = np.arange(length)
-            self._chains.setdefault(request.request_id, []).append(
-                Records(
-                    chain=np.zeros(length, dtype=np.int64),
-                    position=position,
-                    history=np.full(length, request.history, dtype=np.float32),
-                    accepted=position < outcome.num_accepted[row],
-                    **{name: column[row, :length] for name, column in numbers.items()},
+            chains = self._chains.setdefault(request.request_id, [[] for _ in scored])
+            for chain, own in zip(chains, scored, strict=True):
+                chain.append(
+                    Records(
+                        chain=np.zeros(length, dtype=np.int64),
+                        position=position,
+                        history=np.full(length, request.history, dtype=np.float32),
+                        accepted=position < outcome.num_accepted[row],
+                        **{n: column[row, :length] for n, column in (numbers | own).items()},
+                    )
                 )
-            )
 
     def _length_until_end(self, tokens: list[int]) -> int:
         """Number of tokens up to and including the first end token."""
@@ -250,8 +285,9 @@ class _Recorder(FixedLength):
         return next(ends, len(tokens))
 
     def take(self, request_id: int) -> Records:
-        """Remove and return the records of a finished request."""
-        return Records.join(self._chains.pop(request_id, []) or [Records.empty()])
+        """Remove and return the records of a finished request, companion after companion."""
+        chains = self._chains.pop(request_id, [])
+        return Records.join([part for each in chains for part in each] or [Records.empty()])
 
 
 def _floats(column: Tensor) -> Floats:
@@ -259,5 +295,25 @@ def _floats(column: Tensor) -> Floats:
     return values
 
 
-def _joined(collected: Collected) -> Records:
-    return Records.join([collected[number] for number in sorted(collected)] or [Records.empty()])
+def _joined(collected: Collected, num_companions: int) -> tuple[list[Records], Integers]:
+    """The records of all prompts with each companion, and the prompt of each token.
+
+    Args:
+        collected: by prompt, the records with the first companion, with the second, and so on.
+        num_companions: number of companions; 1 also without one.
+    """
+    prompts = sorted(collected)
+    lengths = [len(collected[prompt]) // num_companions for prompt in prompts]
+    joined = []
+    for number in range(num_companions):
+        parts = [
+            collected[prompt].take(np.arange(number * length, (number + 1) * length))
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+        joined.append(Records.join([_from_zero(part) for part in parts] or [Records.empty()]))
+    return joined, np.repeat(np.array(prompts, dtype=np.int64), lengths)
+
+
+def _from_zero(records: Records) -> Records:
+    """The same records with chains that are numbered from 0."""
+    return replace(records, chain=records.chain - records.chain[:1].sum())

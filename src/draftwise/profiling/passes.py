@@ -117,7 +117,12 @@ class PassTimer:
     """
 
     def __init__(
-        self, models: Models, max_requests: int, max_context: int, num_speculative_tokens: int
+        self,
+        models: Models,
+        max_requests: int,
+        max_context: int,
+        num_speculative_tokens: int,
+        signals: bool = True,
     ) -> None:
         """Allocate the caches. Memory is written only as far as passes use it.
 
@@ -126,6 +131,7 @@ class PassTimer:
             max_requests: largest batch.
             max_context: longest context of a pass, at most :func:`longest_context`.
             num_speculative_tokens: maximum number of tokens drafted per request and step.
+            signals: whether the draft's passes compute its signals, as for policies that read them.
         """
         target = models.target.model
         self._device = target.device
@@ -165,7 +171,8 @@ class PassTimer:
             cached_model = self._cached_model(Stage.COMPANION, models.companion)
             self._companion = CompanionModel(cached_model, self._vocab_size)
         self.draft_depth = min(_DEPTH, self._num_drafted)
-        self._policy = _DraftAll(PolicyContext(self.draft_depth))
+        policy = _DraftAll if signals else FixedLength
+        self._policy = policy(PolicyContext(self.draft_depth))
         self.stages = tuple(self._models)
 
     @torch.inference_mode()
@@ -199,13 +206,21 @@ class PassTimer:
         for repeat in range(_FIRST_WARM_UPS + _FIRST_REPEATS):
             if time.perf_counter() > deadline:
                 break
-            seconds = []
-            for length in (1, depth):
-                self._rewind(Stage.DRAFT, shape)
-                seconds.append(self._draft_seconds(self._batch(shape), length))
+            seconds = [self.drafting_seconds(shape, length) for length in (1, depth)]
             if repeat >= _FIRST_WARM_UPS:
                 extras.append((depth * seconds[0] - seconds[1]) / (depth - 1))
         return max(0.0, statistics.median(extras)) if extras else 0.0
+
+    @torch.inference_mode()
+    def drafting_seconds(self, shape: PassShape, length: int) -> float:
+        """Seconds of all draft passes of a step.
+
+        Args:
+            shape: shape of one of them.
+            length: number of tokens drafted for each request.
+        """
+        self._rewind(Stage.DRAFT, shape)
+        return self._draft_seconds(self._batch(shape), length)
 
     def _draft_seconds(self, batch: Batch, length: int) -> float:
         """Seconds to draft ``length`` tokens for each request."""

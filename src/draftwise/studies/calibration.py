@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from draftwise.benchmark.style import COLOURS, look
-from draftwise.estimators.calibration import RunningCalibration
+from draftwise.estimators.calibration import reliability
 from draftwise.estimators.classifier import AcceptanceHead, features
 from draftwise.estimators.combined import Inputs, SignalModel, Signals
 from draftwise.estimators.information import pearson
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Predict = Callable[[Records], Floats]
 # Number of tokens between two updates of an online estimator.
 _AT_ONCE = 64
-_NUM_BINS = 10
 _FREE = ("q(x)", "1 − √(0.15·H)", "history")
 
 
@@ -119,22 +118,9 @@ def evaluate(predicted: Floats, records: Records) -> dict[str, Any]:
         records: records with the acceptance of the tokens.
     """
     weight = records.reach_probability()
-    calibration = RunningCalibration()
-    calibration.observe(predicted, records.acceptance, weight)
-    bins = np.minimum((predicted * _NUM_BINS).astype(int), _NUM_BINS - 1)
-    curve = []
-    for number in range(_NUM_BINS):
-        here = (bins == number) & (weight > 0)
-        if here.sum() >= 5:
-            curve.append(
-                {
-                    "predicted": float(np.average(predicted[here], weights=weight[here])),
-                    "observed": float(np.average(records.acceptance[here], weights=weight[here])),
-                    "weight": float(weight[here].sum()),
-                }
-            )
+    error, curve = reliability(predicted, records.acceptance, weight)
     return {
-        "error": calibration.error,
+        "error": error,
         "correlation": pearson(predicted.astype(np.float32), records.acceptance, weight),
         "curve": curve,
     }

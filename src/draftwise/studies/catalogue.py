@@ -10,15 +10,13 @@ from draftwise.studies.acceptance_surface import AcceptanceSurface
 from draftwise.studies.bias import Bias
 from draftwise.studies.bounds import Bounds
 from draftwise.studies.calibration import Calibration
-from draftwise.studies.companion_choice import CompanionChoice
-from draftwise.studies.correlation import Correlation
 from draftwise.studies.cost_ratio import CostRatio
 from draftwise.studies.fairness import Fairness
 from draftwise.studies.goodput import Goodput
-from draftwise.studies.information_gain import InformationGain
 from draftwise.studies.lenience import Lenience
 from draftwise.studies.oracle_length import OracleLength
 from draftwise.studies.rejection import Rejection
+from draftwise.studies.signals.study import Signals
 from draftwise.studies.speedup_by_context import SpeedupByContext
 from draftwise.studies.study import Study
 from draftwise.studies.verification_cost import VerificationCost
@@ -28,14 +26,12 @@ _ALL: tuple[type[Study], ...] = (
     Rejection,
     Bounds,
     SpeedupByContext,
-    InformationGain,
-    Correlation,
+    Signals,
     AcceptanceSurface,
     Goodput,
     CostRatio,
     VerificationCost,
     Fairness,
-    CompanionChoice,
     Lenience,
     Bias,
     Calibration,

@@ -8,6 +8,7 @@ from pathlib import Path
 from draftwise.errors import InvalidParameterError
 from draftwise.params import SamplingParams
 from draftwise.speculation import MAX_SPECULATIVE_TOKENS
+from draftwise.studies.sampling import Sampling
 
 _MINIMUM = {
     "num_prompts": 2,
@@ -29,7 +30,7 @@ class StudySettings:
         target: name of the target.
         draft: name of the draft.
         companion: name of the companion; ``None`` for studies without one.
-        models: names of small models that comparing studies use as draft and companion in turn.
+        models: names of further small models, which ``signals`` uses as companions.
         head: EAGLE head of the target that ``goodput`` compares with the draft; ``None`` for none.
         num_prompts: number of prompts per task, sampled with ``seed``.
         longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
@@ -46,6 +47,11 @@ class StudySettings:
         rounds: number of turns of each contender.
         warm_up_steps: untimed steps before the first turn of policies that learn.
         chat: apply the chat template of the target, if it has one.
+        samplings: sampling settings that ``signals`` compares.
+        recordings: folder that keeps the drafts that ``signals`` records; ``None`` for none.
+        pass_times: file of the pass times of ``signals``, written if it does not exist; ``None`` to
+            measure them.
+        record_dtype: dtype of the models of studies of distributions.
         seed: seed of all random choices.
         dtype: dtype of the timed models.
         device: device of all models.
@@ -75,6 +81,10 @@ class StudySettings:
     turn: float = 0.2
     rounds: int = 4
     warm_up_steps: int = 60
+    samplings: tuple[Sampling, ...] = (Sampling(0.0), Sampling(0.7, 0.8, 20), Sampling(1.0))
+    recordings: Path | None = None
+    pass_times: Path | None = None
+    record_dtype: str = "float32"
     chat: bool = True
     seed: int = 0
     dtype: str = "auto"
@@ -102,6 +112,8 @@ class StudySettings:
                 raise InvalidParameterError(name, "must contain at least one positive number")
         if not self.cost_ratios or not min(self.cost_ratios) > 0:
             raise InvalidParameterError("cost_ratios", "must contain at least one positive number")
+        if not self.samplings:
+            raise InvalidParameterError("samplings", "must contain at least one setting")
         SamplingParams(temperature=self.temperature, top_p=self.top_p)
         if self.temperature == 0:
             raise InvalidParameterError(
@@ -110,6 +122,10 @@ class StudySettings:
 
     def to_dict(self) -> dict[str, object]:
         """Return the settings as JSON-compatible values, with the names of files only."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values: dict[str, object] = {i.name: getattr(self, i.name) for i in fields(self)}
         values["prompts"] = [path.name for path in self.prompts]
+        values["samplings"] = [sampling.name for sampling in self.samplings]
+        for name in ("recordings", "pass_times"):
+            path = values[name]
+            values[name] = path.name if isinstance(path, Path) else None
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

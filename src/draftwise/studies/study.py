@@ -78,7 +78,6 @@ class Study(ABC):
         source: publication of the original table or figure.
         timed: whether it measures times, which requires an otherwise idle machine.
         needs_companion: whether it requires a companion.
-        min_models: minimum number of small models that it compares.
     """
 
     name: ClassVar[str]
@@ -86,7 +85,6 @@ class Study(ABC):
     source: ClassVar[str]
     timed: ClassVar[bool] = False
     needs_companion: ClassVar[bool] = False
-    min_models: ClassVar[int] = 0
 
     @classmethod
     def check_models(cls, settings: StudySettings) -> None:
@@ -98,13 +96,6 @@ class Study(ABC):
         if cls.needs_companion and settings.companion is None:
             raise InvalidParameterError(
                 "companion", f"missing: the study {cls.name} requires a companion model"
-            )
-        names = set(settings.models) - {settings.target}
-        if len(names) < cls.min_models:
-            raise InvalidParameterError(
-                "models",
-                f"the study {cls.name} requires at least {cls.min_models} small models, got "
-                f"{len(names)}; name them, separated by commas",
             )
 
     @abstractmethod

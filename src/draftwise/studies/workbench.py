@@ -33,8 +33,8 @@ _LONG_TEXTS = 4
 class Workbench:
     """Loads models and computes inputs lazily, each once.
 
-    Studies of distributions run in float32. Instead of an inflated model of the zoo they use the
-    model it was made from, which has the same distributions and is faster.
+    Studies of distributions run in ``settings.record_dtype``. Instead of an inflated model of the
+    zoo they use the model it was made from, which has the same distributions and is faster.
 
     Attributes:
         settings: settings of the study.
@@ -91,7 +91,7 @@ class Workbench:
         )
 
     def quick(self, target: str | None = None) -> LLM:
-        """A target for studies of distributions, in float32."""
+        """A target for studies of distributions."""
         s = self.settings
         name = same_distribution(target or s.target)
         if name not in self._quick:
@@ -99,7 +99,7 @@ class Workbench:
             self._quick[name] = LLM(
                 name,
                 None,
-                "float32",
+                s.record_dtype,
                 s.device,
                 max_batch_size=_COLLECTED_AT_ONCE,
                 # A substitute for the target may have a shorter context.

@@ -1,0 +1,1 @@
+"""What signals tell of acceptance, and what deciding by them gains."""
