@@ -151,7 +151,7 @@ def why_not_described(model: nn.Module) -> str | None:
     activation = _activation_name(config, family)
     if activation_named(activation) is None:
         return f"its activation is {activation}"
-    if not any(map(_attention, _decoder(causal).layers)):
+    if family.recurrence and not any(map(_attention, _decoder(causal).layers)):
         return "none of its layers has attention"
     if quantizes_inputs(model):
         return "its layers quantise their inputs"
