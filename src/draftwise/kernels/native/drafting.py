@@ -119,11 +119,14 @@ class DraftRun:
         """Draw from logits that were computed before. No pass is run.
 
         Args:
-            logits: ``[rows, vocab]`` over the vocabulary of the buffers, which penalties change in
-                place. The positions of a request are in consecutive rows.
+            logits: ``[rows, vocab]`` float32 and contiguous, over the vocabulary of the buffers.
+                They may change between calls, and penalties change them in place. The positions of
+                a request are in consecutive rows.
             first_rows: ``[requests]`` the row of each request's first position.
         """
-        self._block_logits = logits.float().contiguous()
+        assert logits.dtype == torch.float32
+        assert logits.is_contiguous()
+        self._block_logits = logits
         self._block_rows = np.asarray(first_rows, dtype=np.int64)
         self._call.block_logits = self._block_logits.data_ptr()
         self._call.block_rows = self._block_rows.ctypes.data
