@@ -39,8 +39,8 @@ train = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     subcommand_metavar="KIND | TARGET",
-    help="Train a draft or a companion for a target, from the target's own answers. With a target in "
-    "place of a kind, the kind is chosen: `draftwise train TARGET --prompts FILE -o DIR`.",
+    help="Train a draft or a companion for a target, from the target's own answers. With a target "
+    "in place of a kind, the kind is chosen: `draftwise train TARGET --prompts FILE -o DIR`.",
 )
 
 
