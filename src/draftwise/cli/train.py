@@ -39,17 +39,14 @@ train = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     subcommand_metavar="KIND | TARGET",
-    help="Train a draft or a companion for a target, from the target's own answers.",
+    help="Train a draft or a companion for a target, from the target's own answers. With a target "
+    "in place of a kind, the kind is chosen: `draftwise train TARGET --prompts FILE -o DIR`.",
 )
 
 
 @train.callback()
 def _root() -> None:
-    """Train a draft or a companion for a target, from the target's own answers to your prompts.
-
-    With a target in place of a kind, the kind is chosen by what was measured:
-    `draftwise train TARGET --prompts FILE -o DIR`.
-    """
+    """Train a draft or a companion for a target, from the target's own answers to your prompts."""
 
 
 @train.command(name=_BEST, cls=FlaggingCommand, hidden=True)
