@@ -87,9 +87,11 @@ def test_states_of_every_family(models, family):
     count = len(model.layers)
     for layers in ((0, 1, count), (1,)):
         expected = expected_states(models, recipe, layers)
-        torch.testing.assert_close(states_of(model, layers), expected, atol=1e-4, rtol=1e-4)
+        # Recurrences add up what rounding differs by.
+        close = {"atol": max(1e-4, 1.5e-4 * float(expected.std())), "rtol": 1e-4}
+        torch.testing.assert_close(states_of(model, layers), expected, **close)
         # A pass without logits returns them too.
-        torch.testing.assert_close(states_of(model, layers, None), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(states_of(model, layers, None), expected, **close)
 
 
 @torch.inference_mode()

@@ -357,9 +357,10 @@ def test_an_error_while_a_request_is_cancelled_ends_the_others():
     module = "__import__('draftwise.engine.scheduler', fromlist=['-'])"
     fail = f"setattr({module}.Scheduler, 'cancel', lambda *_: 1 / 0)"
     ping = "__import__('draftwise.serving.messages', fromlist=['-']).Ping()"
+    longer = LONG | {"max_tokens": 1500}  # it must not end before the error
     with watched() as (server, expected), ThreadPoolExecutor(1) as pool:
         feed(server, Call(eval, f"({fail}, {ping})[1]"))
-        other = pool.submit(post, server, LONG)
+        other = pool.submit(post, server, longer)
         until(lambda: num_inside(server) == 1)
         with server.client() as client, pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=LONG, timeout=0.3)
