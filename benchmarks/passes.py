@@ -20,7 +20,7 @@ from draftwise.benchmark.turns import ratios_of_turns, time_calls
 from draftwise.core.sampling import LogitControls
 from draftwise.kernels.native.drafting import DraftRun
 from draftwise.kernels.native.library import kernel_in_use
-from draftwise.models import packed_model
+from draftwise.models import pretrained
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.loading import LoadedModel, load_model
 from draftwise.models.segment import Segment
@@ -34,13 +34,13 @@ CPU = torch.device("cpu")
 
 
 def load(name: str, role: str, native: bool) -> LoadedModel:
-    kernels = packed_model.native_pass
+    kernels = pretrained.native_pass
     try:
         if not native:
-            packed_model.native_pass = lambda _: None
+            pretrained.native_pass = lambda _: None
         return load_model(name, role, torch.bfloat16, CPU, 2 * CONTEXT)
     finally:
-        packed_model.native_pass = kernels
+        pretrained.native_pass = kernels
 
 
 def passes(model: LoadedModel, batch_size: int, tokens_each: int) -> Callable[[], object]:
