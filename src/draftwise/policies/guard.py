@@ -240,9 +240,8 @@ class Guard:
         copied = np.array(outcome.is_copied or (False,) * size, bool)
         trees = outcome.paths is not None
         model = ~copied & (not trees) & np.array([r.has_model for r in self.requests], bool)
-        kind = _kind(drafted, model, trees)
-        if not kind and self.looked:
-            kind = COPIES  # the time contains looking for continuations
+        # Without drafts, the time still contains looking for continuations.
+        kind = _kind(drafted, model, trees) or COPIES
         rows = size + sum(outcome.num_verified)
         by_model = np.where(model, drafted, 0)
         num_scored = int(by_model.sum()) if self.scored else 0

@@ -57,8 +57,8 @@ class RequestState(NamedTuple):
             tokens. Empty without one.
         has_model: whether a draft model can draft for it.
         num_behind: number of its tokens that the draft model has not read yet, besides the newest.
-        num_left: most tokens that it can still gain, if nobody is expected to join the batch;
-            ``None`` otherwise.
+        num_left: maximum number of further tokens of its output. ``None`` if other requests may
+            join the batch.
     """
 
     num_tokens: int

@@ -311,11 +311,13 @@ class Adaptive(Policy):
         if times.looking:  # beside a draft model
             cost = math.log1p(times.looking / self._seconds(self._choice))
             self._memory.looking -= _LOOKING_WEIGHT * cost
-        if outcome.prefix_acceptance_prob is None or not any(outcome.num_drafted):
+        if outcome.prefix_acceptance_prob is None:
             return
         if times.prepared and not times.num_prompt_tokens:
             extra = max(0.0, times.total / self._costs.alone - 1.0)
             self._preparing += (extra - self._preparing) / 2
+        if not any(outcome.num_drafted):
+            return
         kept = outcome.prefix_acceptance_prob.cpu().double().numpy()
         kept, drafted = self._probabilities(outcome, kept)
         drafted[list(outcome.failed)] = False

@@ -1,4 +1,4 @@
-"""What each signal tells of acceptance, and what it gains by one price.
+"""Information of each signal about acceptance, and the goodput that it reaches.
 
 This study goes beyond the sources. It compares, on the same drafts, the signals of several
 published rules: the companion's S and A of Speculative Verification (Kim et al. 2025), the entropy
