@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from draftwise.benchmark.titles import title_of
+from draftwise.cli.benchmark_tables import results_table
 
 Json = Mapping[str, Any]
 _TIMES = ("TTFT ms\n50/90/99%", "ms/token\n50/90/99%")
@@ -39,7 +38,7 @@ def show_contenders(console: Console, about: Json) -> None:
 
 def show_server_cell(console: Console, cell: Json) -> None:
     """Print the results of one cell, with a row for each contender, and one for each category."""
-    table = _table(title_of(cell))
+    table = results_table(title_of(cell))
     table.add_column("contender", overflow="fold")
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column(Text(f"× {cell['baseline']}"), justify="right", overflow="fold")
@@ -93,7 +92,9 @@ def show_slower(console: Console, losing: Sequence[Json], cells: Sequence[Json])
 def _show_categories(console: Console, cell: Json) -> None:
     """Print the speed of answers by category: the ratio of ms/token, and the acceptance rate."""
     shown = [name for name in cell["contenders"] if name != cell["baseline"]]
-    table = _table(f"{title_of(cell)}: ms/token of {cell['baseline']} over that of …, and accepted")
+    table = results_table(
+        f"{title_of(cell)}: ms/token of {cell['baseline']} over that of …, and accepted"
+    )
     table.add_column("category")
     for name in shown:
         table.add_column(Text(name), justify="right", overflow="fold")
@@ -127,10 +128,6 @@ def _remarks(name: str, own: Json) -> list[str]:
     if own.get("counts_chunks"):
         found.append(f"{name} counts no tokens: its figures count chunks, which may have several")
     return found
-
-
-def _table(title: str) -> Table:
-    return Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def _ratio(ratio: Json | None) -> Text:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from draftwise.benchmark.titles import title_of
 
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
     from draftwise.benchmark.comparison import Change
 
 
+def results_table(title: str) -> Table:
+    """A table of results without columns."""
+    return Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def show_cell(console: Console, cell: dict[str, Any]) -> None:
     """Print the results of one workload and batch size, with a row for each contender."""
-    table = Table(title=title_of(cell), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = results_table(title_of(cell))
     # Long names are broken, so that all numbers fit into a narrow terminal.
     table.add_column("contender", overflow="fold")
     for head in ("tokens/s", "× none", "range", "per step", "step ms", "repeated", "same"):
