@@ -113,14 +113,17 @@ class Batch:
             is_closed=self.is_closed,
         )
 
-    def states(self, room: Callable[[Request], int]) -> list[RequestState]:
+    def states(self, room: Callable[[Request], int], has_model: bool = True) -> list[RequestState]:
         """The state of each of ``generating`` that a policy sees.
 
         Args:
             room: the maximum number of tokens that the proposer can propose for a request.
+            has_model: whether a draft model can draft.
         """
         return [
-            request.state(request.draft_limit(room(request)) if can_draft else 0, self.is_closed)
+            request.state(
+                request.draft_limit(room(request)) if can_draft else 0, self.is_closed, has_model
+            )
             for request, can_draft in zip(self.generating, self.can_draft, strict=True)
         ]
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from draftwise.core.rejection import packed_rows
 from draftwise.core.sampling import (
     LogitControls,
     TokenHistory,
@@ -97,9 +98,7 @@ class CompanionModel:
         token_history = None
         if batch.token_history is not None:
             extents = upload(lengths, torch.long, logits.device)
-            owner = torch.repeat_interleave(extents, output_size=len(logits))
-            ends = extents.cumsum(dim=0)
-            position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
+            owner, position = packed_rows(extents - 1, len(logits))
             token_history = token_history_along(
                 batch.token_history, draft.tokens[owner], owner, position
             )

@@ -123,12 +123,15 @@ class Request:
         is_early = self.num_output_tokens + num_drafted < self.params.min_tokens
         return is_early and bool(self.stop_token_ids)
 
-    def state(self, draft_limit: int, in_closed_batch: bool = False) -> RequestState:
+    def state(
+        self, draft_limit: int, in_closed_batch: bool = False, has_model: bool = True
+    ) -> RequestState:
         """The state of the request that a policy sees.
 
         Args:
             draft_limit: maximum draft length.
             in_closed_batch: whether no other request is expected before its batch has ended.
+            has_model: whether a draft model can draft for it.
         """
         return RequestState(
             len(self.tokens),
@@ -138,6 +141,7 @@ class Request:
             self.params.temperature == 0,
             self.history.mean,
             self.speculation.policy,
+            has_model=has_model,
             num_left=self.max_total_tokens - len(self.tokens) if in_closed_batch else None,
         )
 

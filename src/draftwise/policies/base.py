@@ -220,7 +220,9 @@ def planned_drafts(policy: Policy, requests: Sequence[RequestState]) -> DraftPla
         ]
     rows = zip(requests, lengths, copies, strict=True)
     lengths = [
-        min(length, request.draft_limit, len(request.offer) if is_copied else length)
+        min(length, request.draft_limit)
+        if request.has_model and not is_copied
+        else min(length, request.draft_limit, len(request.offer))
         for request, length, is_copied in rows
     ]
     return DraftPlan(lengths, copies, policy.needs_companion if scored is None else scored)

@@ -55,6 +55,8 @@ class PolicyRouter(Policy):
         self._parts: list[tuple[Policy, list[int]]] = []
         self._wants_scores: list[bool] = []
         self._looked = self._rests = False
+        # The requests of a step that has begun with looks_for_offers.
+        self._asked: Sequence[RequestState] | None = None
         self._size = 0
 
     def _begin_account(self) -> None:
@@ -119,7 +121,7 @@ class PolicyRouter(Policy):
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether any policy of the step does. A step that rests looks for nothing."""
         self._divide(requests)
-        self._looked = False
+        self._asked, self._looked = requests, False
         if not self._rests and (self.guard is None or self.guard.affords_looking()):
             # Ask every policy, because some policies count their steps.
             wanted = [policy.looks_for_offers(_own(requests, own)) for policy, own in self._parts]
@@ -128,8 +130,10 @@ class PolicyRouter(Policy):
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> DraftPlan:
         """Each policy decides for its own requests, and the guard for all of them."""
-        self._divide(requests)
-        if self._rests:
+        if requests is not self._asked:
+            self._divide(requests)
+        self._asked = None
+        if self._rests and any(state.has_model or state.offer for state in requests):
             # The policies begin a step in which they cannot draft.
             requests = [state._replace(draft_limit=0, offer=()) for state in requests]
         lengths, copies = [0] * self._size, [False] * self._size

@@ -199,7 +199,7 @@ class TokenProposer(Proposer):
 
     def _propose_by_estimates(self, batch: Batch, policy: Policy) -> Draft:
         """Ask the policy for draft lengths when the acceptance of all tokens is estimated."""
-        states = [state._replace(has_model=False) for state in batch.states(self.room)]
+        states = batch.states(self.room, has_model=False)
         made = Proposals.nothing(len(states))
         if policy.looks_for_offers(states):
             limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]

@@ -122,14 +122,15 @@ def planned_lengths(made: Proposals, states: Sequence[RequestState], policy: Pol
 
     Args:
         made: the proposals of the step.
-        states: its requests.
+        states: its requests, without a model.
         policy: chooses the lengths over the whole batch.
     """
-    offered = [
-        state._replace(offer=offer, has_model=False, draft_limit=len(offer))
-        for state, offer in zip(states, made.offers(), strict=True)
-    ]
-    return list(planned_drafts(policy, offered).lengths)
+    if made.lengths.any():
+        states = [
+            state._replace(offer=offer, draft_limit=len(offer))
+            for state, offer in zip(states, made.offers(), strict=True)
+        ]
+    return list(planned_drafts(policy, states).lengths)
 
 
 def stopped_draft(
