@@ -28,6 +28,7 @@ class HeadRecipe(TinyHead):
         seed: of the weights.
         sharpness: standard deviation of the weights of the vocabulary projection.
         layer: settings of the decoder layer beside the sizes.
+        mask_token: whether it is a head of P-EAGLE, with this mask token.
     """
 
     layers: tuple[int, ...] | None = (0, 1, 2)
@@ -42,6 +43,7 @@ class HeadRecipe(TinyHead):
     seed: int = 0
     sharpness: float = 0.5
     layer: Mapping[str, Any] = field(default_factory=dict)
+    mask_token: int | None = None
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -75,6 +77,8 @@ class HeadRecipe(TinyHead):
             width = (1 if index else 2) * hidden
             made |= draw.layer(f"layers.{index}.", self.sizes, width, norms_heads=self.qwen)
         made["layers.0.hidden_norm.weight"] = norm(hidden)
+        if self.mask_token is not None:
+            made["mask_hidden"] = draw.vector(states, 1.0).view(1, 1, states)
         return made | self.vocabulary()
 
     def name_in(self, layout: str, name: str) -> str:
@@ -87,13 +91,16 @@ class HeadRecipe(TinyHead):
         own = {"draft_vocab_size": self.draft_vocab, **self.settings}
         if self.hidden != self.target_hidden:
             own["target_hidden_size"] = self.target_hidden
+        if self.mask_token is not None:
+            own["mask_token_id"] = self.mask_token
         if layout == "safeailab":
             architectures = ["LlamaForCausalLMEagle3"]
             eagle = {"eagle_config": ids} if ids else {}
             return {"architectures": architectures, **self.sizes, **own, **eagle}
+        parallel = self.mask_token is not None
         return {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
+            "architectures": ["PEagleDraftModel" if parallel else "Eagle3Speculator"],
+            "speculators_model_type": "peagle" if parallel else "eagle3",
             "speculators_config": {
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",

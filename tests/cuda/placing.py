@@ -2,19 +2,17 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import torch
 
 from draftwise import LLM, SamplingParams
-from draftwise.engine.assembly import EngineOptions, Models
-from draftwise.engine.engine import Engine
 from draftwise.models.static_steps import StepMode
-from draftwise.policies import policy_class
 
+from ..engine import assembly as engine_assembly
 from ..engine.assembly import generate
-from ..stand_ins import fixed_latency, profile, unguarded
 
 
 @dataclass(frozen=True)
@@ -72,35 +70,15 @@ def assemble(place, models, recipe, max_batch_size, draft_noise=0.1, **speculati
 
 
 def assemble_with(place, models, recipe, draft, max_batch_size, companion=None, **speculation):
-    """An engine for the model of a recipe, with what its policy needs.
-
-    Args:
-        place: where the models are.
-        models: writes the models of recipes.
-        recipe: what the target is made of.
-        draft: names of the draft.
-        max_batch_size: requests at once.
-        companion: name of the companion, if the policy asks one; by default the target with noise.
-        **speculation: of :class:`SpeculationConfig`, the policy at least.
-    """
-    policy = policy_class(speculation["policy"])
-    names = {"draft": draft}
-    simple = "fixed"
-    if policy.uses_companion():
-        names["companion"] = companion or models.folder(recipe.draft(noise=0.2, noise_seed=2))
-        simple = "staged"
-    llm = load(
-        place,
+    """An engine at a place, with a companion that is the target with noise by default."""
+    companion = companion or models.folder(recipe.draft(noise=0.2, noise_seed=2))
+    return engine_assembly.assemble(
         models.folder(recipe),
-        unguarded(**names, policy=simple),
+        draft,
+        companion,
+        partial(load, place),
         max_batch_size=max_batch_size,
-    )
-    return Engine(
-        Models(llm.target, llm.draft, llm.companion),
-        unguarded(**names, **speculation),
-        EngineOptions(max_batch_size),
-        fixed_latency() if policy.needs_latency else None,
-        profile() if policy.needs_profile else None,
+        **speculation,
     )
 
 

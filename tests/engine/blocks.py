@@ -2,13 +2,29 @@
 
 from functools import partial
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from ..tiny_blocks import BlockRecipe
-from .heads import TARGET, rms_norm, rotate, target_states
+from .heads import TARGET, engine_with_head, head_folder, rms_norm, rotate, target_states
 
 HEAD = BlockRecipe(vocab=12, layers=(-1, 0), sharpness=0.4)
+KINDS = {
+    "dflash": HEAD,
+    "vanilla": HEAD.changed(markov="vanilla"),
+    "gated": HEAD.changed(markov="gated", confidence=True),
+    "rnn": HEAD.changed(markov="rnn"),
+    "dflash-2": HEAD.changed(second=True),
+}
+WINDOWED = HEAD.changed(windows=(6, 6), markov="vanilla")
+
+
+def engine_of(models, head, layout="z-lab", target=TARGET, **settings):
+    """An engine whose draft is a head. It samples its proposals and stores no prefixes."""
+    defaults = {"num_speculative_tokens": 8, "caches_prefixes": False, "proposals": "sampled"}
+    folder = head_folder(models, head, layout)
+    return engine_with_head(models, target, folder=folder, **{**defaults, **settings})
 
 
 def visible(rows, keys, anchor, window, from_anchor, causal):
@@ -160,4 +176,15 @@ def published_logits(target, recipe, text, drafted, **settings):
     return torch.stack(logits)
 
 
-__all__ = ["HEAD", "TARGET", "block_hidden", "published_confidence", "published_logits"]
+def farthest(models, drafts, head, target=TARGET, **settings):
+    """The largest difference between log-probabilities of drafts and those of the equations."""
+    ids, reference, largest = head.target_ids(), models.reference(target), 0.0
+    for drafted in drafts:
+        logits = published_logits(reference, head, drafted.text, drafted.tokens, **settings)
+        got = drafted.q[:, ids]
+        assert got.sum() == pytest.approx(len(drafted.tokens), abs=1e-4)
+        expected = logits.softmax(dim=-1)
+        assert torch.equal(got > 0, expected > 0)
+        difference = (got.log() - expected.log())[expected > 0]
+        largest = max(largest, float(difference.abs().max()))
+    return largest

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from ..tiny_eagle_heads import EagleRecipe
-from .heads import TARGET, attention, rms_norm
+from .heads import GAMMA, TARGET, attention, rms_norm
 
-GAMMA = 5
 HEAD = EagleRecipe(vocab=12, bias=True, own_embedding=True)
+SPECULATORS = HEAD.changed(layout="speculators", bias=False, own_embedding=False)
 # Its distributions are so flat that several tokens of a draft are often accepted.
 FLAT = TARGET.draft(0.0, sharpness=0.7)
 

@@ -5,56 +5,32 @@ from dataclasses import dataclass
 
 import torch
 
-from draftwise import LLM
 from draftwise.checkpoints.exits.files import ExitConfig, write_exit
-from draftwise.engine.assembly import EngineOptions, Models
-from draftwise.engine.engine import Engine
 from draftwise.models.hidden_states import decoder_layers
 from draftwise.models.model_part import ModelPart
-from draftwise.policies import policy_class
 
-from ..stand_ins import fixed_latency, profile, unguarded
 from ..tiny_models import Recipe
+from .assembly import assemble
 
 TARGET = Recipe(vocab=12, seed=3, config={"num_hidden_layers": 4})
 DRAFT, DEEPER = "target:exit=2", "target:exit=3"
 
 
-def engine_with_exit(
-    models, target=TARGET, draft=DRAFT, companion=None, policy_object=None, **settings
-):
+def engine_with_exit(models, target=TARGET, draft=DRAFT, companion=None, **settings):
     """An engine whose draft is an exit.
 
     Args:
         models: writes the target.
         target: what it is made of.
         draft: name of the draft, or a recipe of it.
-        companion: name of the companion, or a recipe of it; by default a deeper exit, if the policy
-            asks one.
-        policy_object: decides in place of the policy that is named.
-        **settings: fields of :class:`EngineOptions`, or of :class:`SpeculationConfig`.
+        companion: name of the companion, or a recipe of it; by default a deeper exit.
+        **settings: of :func:`assemble`.
     """
-    names = EngineOptions.__dataclass_fields__.keys() & settings.keys()
-    options = EngineOptions(**{name: settings.pop(name) for name in names})
-    settings = {"policy": "fixed", **settings}
-    policy = policy_class(settings["policy"])
-    speculation = {"draft": models.folder(draft) if isinstance(draft, Recipe) else draft}
-    simple = "fixed"
-    if policy.uses_companion():
-        companion = companion or DEEPER
-        simple = "staged"
-        speculation["companion"] = companion
-        if isinstance(companion, Recipe):
-            speculation["companion"] = models.folder(companion)
-    llm = LLM(models.folder(target), unguarded(**speculation, policy=simple), dtype="float32")
-    return Engine(
-        Models(llm.target, llm.draft, llm.companion),
-        unguarded(**speculation, **settings),
-        options,
-        fixed_latency() if policy.needs_latency else None,
-        profile() if policy.needs_profile else None,
-        policy_object,
+    draft, companion = (
+        models.folder(each) if isinstance(each, Recipe) else each
+        for each in (draft, companion or DEEPER)
     )
+    return assemble(models.folder(target), draft, companion, **settings)
 
 
 @dataclass(frozen=True)
@@ -123,6 +99,16 @@ def exit_logits(reference, num_layers, text, adapter=None):
     first.remove()
     last.remove()
     return logits
+
+
+def assert_drafts_of_exit(models, drafts, target=TARGET, num_layers=2, adapter=None):
+    """Every drafted token is drawn from the distribution of Hugging Face's own layers."""
+    reference = models.reference(target)
+    assert len(drafts) > 5
+    for drafted in drafts:
+        text = [*drafted.text, *drafted.tokens[:-1]]
+        logits = exit_logits(reference, num_layers, text, adapter)[len(drafted.text) - 1 :]
+        torch.testing.assert_close(drafted.q, logits.softmax(dim=-1), atol=1e-4, rtol=1e-3)
 
 
 @contextmanager

@@ -2,70 +2,38 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from draftwise import LLM
-from draftwise.engine.assembly import EngineOptions, Models
-from draftwise.engine.engine import Engine
-from draftwise.engine.parallel.overlap import OverlappedEngine
-from draftwise.policies import policy_class
-
-from ..stand_ins import fixed_latency, profile, unguarded
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
+from .assembly import assemble
 
 TARGET = Recipe(vocab=12, seed=3, config={"num_hidden_layers": 2})
+GAMMA = 5
 HEAD = HeadRecipe(vocab=12, draft_vocab=9, settings={"norm_before_residual": True})
 
 
-def head_folder(models, head, layout="speculators"):
+def head_folder(models, head, layout=None):
     """The folder of a head, written once."""
     folder = models._root / f"head-{abs(hash(repr((head, layout))))}"
     return str(folder) if folder.is_dir() else head.save(folder, layout)
 
 
-def engine_with_head(
-    models,
-    target=TARGET,
-    head=HEAD,
-    folder=None,
-    companion=None,
-    overlaps=False,
-    policy_object=None,
-    **settings,
-):
+def engine_with_head(models, target=TARGET, head=HEAD, folder=None, companion=None, **settings):
     """An engine whose draft is a head.
 
     Args:
         models: writes the target.
         target, head: what they are made of.
         folder: the head's folder, if it is written already.
-        companion: recipe of a companion; by default the target with noise, if the policy asks it.
-        overlaps: whether one half of the batch drafts while the other is verified.
-        policy_object: decides in place of the policy that is named.
-        **settings: fields of :class:`EngineOptions`, or of :class:`SpeculationConfig`.
+        companion: recipe of a companion; by default the target with noise.
+        **settings: of :func:`assemble`; ``drafts`` are used beside the head.
     """
-    names = EngineOptions.__dataclass_fields__.keys() & settings.keys()
-    options = EngineOptions(**{name: settings.pop(name) for name in names})
-    settings = {"policy": "fixed", **settings}
-    policy = policy_class(settings["policy"])
-    folder = folder or head_folder(models, head)
-    drafts = settings.pop("drafts", None)
-    speculation = {"draft": (*drafts, folder) if drafts else folder}
-    simple = "fixed"
-    if policy.uses_companion():
-        companion = companion or target.draft(noise=0.2, noise_seed=2)
-        speculation["companion"], simple = models.folder(companion), "staged"
-    llm = LLM(models.folder(target), unguarded(**speculation, policy=simple), dtype="float32")
-    parts = (
-        Models(llm.target, llm.draft, llm.companion),
-        unguarded(**speculation, **settings),
-        options,
-        fixed_latency() if policy.needs_latency else None,
-        profile() if policy.needs_profile else None,
-    )
-    return OverlappedEngine(*parts) if overlaps else Engine(*parts, policy=policy_object)
+    draft = (*settings.pop("drafts", ()), folder or head_folder(models, head))
+    companion = models.folder(companion or target.draft(noise=0.2, noise_seed=2))
+    return assemble(models.folder(target), draft if draft[1:] else draft[0], companion, **settings)
 
 
 @dataclass(frozen=True)
@@ -210,3 +178,16 @@ def published_logits(target, recipe, text, drafted, layers=None):
         g = torch.cat((g, normed if recipe.settings.get("norm_output") else out))
         tokens.append(token)
     return torch.cat(logits)
+
+
+def assert_published(models, drafts, head, target=TARGET, layers=None):
+    """Every drafted token's logits are those of the published forward pass, up to a constant."""
+    ids, reference = head.target_ids(), models.reference(target)
+    for drafted in drafts:
+        expected = published_logits(reference, head, drafted.text, drafted.tokens, layers)
+        got = drafted.q[:, ids].log()
+        assert torch.allclose(got, expected.log_softmax(dim=-1), atol=1e-4)
+        # No other token has any probability.
+        assert drafted.q.sum() == pytest.approx(len(drafted.tokens), abs=1e-4)
+        assert drafted.q[:, ids].sum() == pytest.approx(len(drafted.tokens), abs=1e-4)
+    assert any(len(drafted.tokens) == GAMMA for drafted in drafts)

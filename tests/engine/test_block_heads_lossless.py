@@ -13,8 +13,7 @@ from draftwise.policies.base import PolicyContext
 from draftwise.policies.fixed import FixedLength
 
 from ..tiny_blocks import BlockRecipe
-from .heads import engine_with_head
-from .test_block_heads import folder_of
+from .heads import engine_with_head, head_folder
 from .test_lossless import (
     IMPOSSIBLE,
     NOT_UNLIKELY,
@@ -47,7 +46,7 @@ class BlockCase(Case):
         return engine_with_head(
             models,
             self.recipe,
-            folder=folder_of(models, self.head, layout),
+            folder=head_folder(models, self.head, layout),
             max_batch_size=max_batch_size,
             policy=self.policy,
             num_speculative_tokens=self.num_speculative_tokens,

@@ -4,20 +4,19 @@ from itertools import pairwise
 
 import pytest
 
-from draftwise import LLM, SamplingParams, StructuredOutputs
+from draftwise import LLM
 from draftwise.engine.assembly import Models
-from draftwise.errors import SlowPathWarning, UnsupportedModelError
+from draftwise.errors import UnsupportedModelError
 from draftwise.models import hidden_states
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe
-from .assembly import generate, token_ids
-from .eagle_heads import FLAT, GAMMA, HEAD, assert_published
-from .heads import TARGET, engine_with_head, head_folder, recorded_drafts
+from .assembly import generate, sampled
+from .eagle_heads import FLAT, HEAD, SPECULATORS, assert_published
+from .heads import GAMMA, TARGET, engine_with_head, head_folder, recorded_drafts
+from .target_readers import PROMPTS
 
-PROMPTS = [[1], [3, 0, 2, 2, 1, 7, 11], [5, 4], [(i * 7) % 12 for i in range(21)]]
-SPECULATORS = HEAD.changed(layout="speculators", bias=False, own_embedding=False)
 HEADS = {
     "safeailab": HEAD,
     "speculators": SPECULATORS,
@@ -32,10 +31,6 @@ HEADS = {
 }
 
 
-def params(count, **changes):
-    return [SamplingParams(**{"max_tokens": 24, "seed": at, **changes}) for at in range(count)]
-
-
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_follow_the_published_pass(models, name):
@@ -44,7 +39,7 @@ def test_drafts_follow_the_published_pass(models, name):
     settings = {"num_speculative_tokens": GAMMA, "max_chunk_tokens": 9, "caches_prefixes": False}
     engine = engine_with_head(models, FLAT, head, **settings)
     drafts = recorded_drafts(engine)
-    generate(engine, PROMPTS, params(len(PROMPTS)))
+    generate(engine, PROMPTS, sampled(len(PROMPTS)))
     lengths = {}
     for drafted in drafts:  # by request: the prompts begin with different tokens
         lengths.setdefault(drafted.text[0], []).append(len(drafted.text))
@@ -62,31 +57,8 @@ def test_drafts_with_other_targets(models, family):
         target = target.draft(0.0, config={"final_logit_softcapping": 3.0})
     engine = engine_with_head(models, target, HEAD, num_speculative_tokens=GAMMA)
     drafts = recorded_drafts(engine)
-    generate(engine, PROMPTS, params(len(PROMPTS)))
+    generate(engine, PROMPTS, sampled(len(PROMPTS)))
     assert_published(models, drafts, HEAD, target)
-
-
-@pytest.mark.usefixtures("kernels")
-def test_greedy_texts_are_the_target_s(models):
-    greedy = params(len(PROMPTS), temperature=0.0)
-    expected = None
-    for settings in ({"policy": "none"}, {}, {"num_speculative_tokens": 1}, {"policy": "svip"}):
-        engine = engine_with_head(models, head=HEAD, **settings)
-        said = token_ids(generate(engine, PROMPTS, greedy))
-        expected = expected or said
-        assert said == expected
-
-
-def test_a_grammar_restricts_drafts_and_a_warning_names_the_path(models):
-    target = Recipe(vocab=40, seed=3, tokenizer=True, config={"eos_token_id": 1})
-    folder = head_folder(models, HEAD.changed(vocab=40))
-    settings = unguarded(draft=folder, policy="fixed")
-    with pytest.warns(SlowPathWarning, match="it is of EAGLE-1 or EAGLE-2"):
-        llm = LLM(models.folder(target), settings, dtype="float32")
-    limits = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputs(regex="[ab]{8}"))
-    outputs = llm.generate([[3, 4, 5], [6, 7]], limits)
-    assert all(set(output.text) <= set("ab") for output in outputs)
-    assert all(len(output.text) == 8 for output in outputs)
 
 
 def test_passes_of_a_head_are_timed(models):
@@ -126,7 +98,7 @@ def test_a_head_with_the_configuration_of_its_target_is_named_as_in_vllm(models)
         llm = LLM(
             models.folder(FLAT), {**vllms, "policy": "fixed", "guard": False}, dtype="float32"
         )
-        outputs = llm.generate(PROMPTS, params(len(PROMPTS)))
+        outputs = llm.generate(PROMPTS, sampled(len(PROMPTS)))
         texts.append([output.token_ids for output in outputs])
         num_accepted.append([output.speculation.num_accepted for output in outputs])
     assert texts[0] == texts[1]

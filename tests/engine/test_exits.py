@@ -3,43 +3,32 @@
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams
-from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
-from draftwise.kernels.native import library
+from draftwise import LLM
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models import pretrained
-from draftwise.models.exits.model import ExitModel
 from draftwise.models.model_part import ModelPart
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES
-from draftwise.policies.base import PolicyContext
 from draftwise.policies.step_times import SCORED
 
 from ..refusals import error_of
 from ..stand_ins import unguarded, vary_choices
 from ..tiny_models import Recipe
-from .assembly import assert_same_with_cancellations, generate, token_ids, varied_work
-from .exits import DEEPER, DRAFT, TARGET, engine_with_exit, exit_logits, recorded_passes
+from .assembly import generate, sampled, token_ids
+from .exits import (
+    DEEPER,
+    DRAFT,
+    TARGET,
+    assert_drafts_of_exit,
+    engine_with_exit,
+    exit_logits,
+    recorded_passes,
+)
 from .heads import recorded_drafts
-from .recording import Recorder
+from .target_readers import PREFIX, PROMPTS
 
 GAMMA = 4
-PROMPTS = [[1], [3, 0, 2, 2, 1, 7, 11], [5, 4], [(i * 7) % 12 for i in range(21)]]
 LONG = TARGET.draft(0.0, context=256)
-PREFIX = [(5 * i * i + i) % 12 for i in range(100)]
-
-
-def params(count, **changes):
-    return [SamplingParams(**{"max_tokens": 24, "seed": at, **changes}) for at in range(count)]
-
-
-def assert_drafts_of_exit(models, drafts, target=TARGET, num_layers=2):
-    """Every drafted token is drawn from the distribution of Hugging Face's own layers."""
-    reference = models.reference(target)
-    assert len(drafts) > 5
-    for drafted in drafts:
-        text = [*drafted.text, *drafted.tokens[:-1]]
-        expected = exit_logits(reference, num_layers, text)[len(drafted.text) - 1 :]
-        torch.testing.assert_close(drafted.q, expected.softmax(dim=-1), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -54,7 +43,7 @@ def test_drafts_are_those_of_the_exit(models, num_layers):
         max_batch_size=3,
     )
     drafts = recorded_drafts(engine)
-    outputs = generate(engine, PROMPTS, params(4))
+    outputs = generate(engine, PROMPTS, sampled(4))
     accepted = [output.speculation.num_accepted for output in outputs]
     verified = [output.speculation.num_verified for output in outputs]
     assert 0 < sum(accepted) < sum(verified)
@@ -67,7 +56,7 @@ def test_drafts_are_those_of_the_exit(models, num_layers):
 @pytest.mark.parametrize("max_batch_size", [1, 16])
 def test_greedy_texts_are_the_target_s(models, max_batch_size):
     count = 4 if max_batch_size == 1 else 16
-    greedy = params(count, temperature=0.0)
+    greedy = sampled(count, temperature=0.0)
     prompts = [[at % 12, *PREFIX[: at * 3]] for at in range(0, 16, 16 // count)]
     options = {"max_batch_size": max_batch_size, "max_chunk_tokens": 16}
     expected = None
@@ -92,7 +81,7 @@ def test_greedy_texts_are_the_target_s(models, max_batch_size):
 def test_a_deeper_exit_judges_from_where_the_draft_left(models, monkeypatch):
     engine = engine_with_exit(models, policy="staged", num_speculative_tokens=GAMMA)
     with recorded_passes(monkeypatch) as passes:
-        requests = [engine.add(None, [at, 3], each) for at, each in enumerate(params(3))]
+        requests = [engine.add(None, [at, 3], each) for at, each in enumerate(sampled(3))]
         while not any(request.finish_reason for request in requests):
             engine.step()
     layers = {each for each, _ in passes}
@@ -124,13 +113,13 @@ def test_scores_of_a_deeper_exit(models):
         return scores
 
     pipeline.score = checked
-    generate(engine, PROMPTS, params(4))
+    generate(engine, PROMPTS, sampled(4))
     assert len(compared) > 10
 
 
 def test_policies_verify_any_part_of_a_draft(models):
     """What a policy drops loses its states, and greedy texts stay the same."""
-    greedy = params(6, temperature=0.0)
+    greedy = sampled(6, temperature=0.0)
     prompts = [[at, 3, 5] for at in range(6)]
     expected = token_ids(generate(engine_with_exit(models, policy="none"), prompts, greedy))
     for name, policy in POLICIES.items():
@@ -139,22 +128,13 @@ def test_policies_verify_any_part_of_a_draft(models):
             assert token_ids(generate(engine, prompts, greedy)) == expected, name
 
 
-def test_a_policy_that_drafts_seldom(models):
-    engine = engine_with_exit(
-        models, policy_object=Recorder(PolicyContext(5)), num_speculative_tokens=5
-    )
-    drafts = recorded_drafts(engine)
-    generate(engine, [[at, 3, 5] for at in range(8)], params(8))
-    assert_drafts_of_exit(models, drafts)
-
-
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "gpt2"])
 def test_greedy_texts_with_other_targets(models, family, monkeypatch):
     """Targets of Draftwise's own passes and of Hugging Face's modules, and windows."""
     target = Recipe(family, vocab=12, seed=2, config={"num_hidden_layers": 3})
     if family == "gemma3_text":
         target = Recipe(family, vocab=12, seed=2)
-    greedy = params(4, temperature=0.0, max_tokens=40)
+    greedy = sampled(4, temperature=0.0, max_tokens=40)
     prompts = [[1], [2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 0]]
     settings = {"draft": "target:exit=1", "companion": "target:exit=2"}
     plain = generate(engine_with_exit(models, target, policy="none"), prompts, greedy)
@@ -165,64 +145,20 @@ def test_greedy_texts_with_other_targets(models, family, monkeypatch):
         assert token_ids(outputs) == token_ids(plain)
         assert sum(output.speculation.num_verified for output in outputs)
         drafts = recorded_drafts(engine)
-        generate(engine, prompts, params(4))
+        generate(engine, prompts, sampled(4))
         assert_drafts_of_exit(models, drafts, target, num_layers=1)
-
-
-def test_requests_that_join_and_leave(models):
-    target = TARGET.draft(0.0, vocab=16)
-    prompts, work = varied_work(30)
-    engine = engine_with_exit(models, target, max_batch_size=8)
-    assert_same_with_cancellations(engine, token_ids(generate(engine, prompts, work)))
 
 
 def test_with_known_continuations(models):
     """The hybrid of copied text and an exit."""
     prompts = [[*([1, 2, 3, 4, 5] * 4), at] for at in range(6)]
-    greedy = params(6, temperature=0.0, max_tokens=40)
+    greedy = sampled(6, temperature=0.0, max_tokens=40)
     expected = token_ids(generate(engine_with_exit(models, policy="none"), prompts, greedy))
     engine = engine_with_exit(models, draft=("suffix", DRAFT))
     outputs = generate(engine, prompts, greedy)
     assert token_ids(outputs) == expected
     sources = {source for output in outputs for source in output.token_sources}
     assert {TokenSource.COPY, TokenSource.DRAFT} <= sources
-
-
-def interrupted(engine, requests, error, passes, monkeypatch):
-    """Steps until all requests end, with an error in some of the exit's passes."""
-    leave, count = ExitModel.leave, [0]
-
-    def failing(self, *arguments):
-        count[0] += 1
-        if count[0] in passes:
-            raise error
-        return leave(self, *arguments)
-
-    raised = 0
-    with monkeypatch.context() as patch:
-        patch.setattr(ExitModel, "leave", failing)
-        while engine.num_unfinished:
-            try:
-                engine.step()
-            except type(error):
-                raised += 1
-    assert raised
-    return [request.output() for request in requests]
-
-
-def test_interrupted_steps_are_repeated(models, monkeypatch):
-    monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
-    prompts = [[at, 3, 5, 7] for at in range(5)]
-    expected = token_ids(generate(engine_with_exit(models), prompts, params(5)))
-    for error in (KeyboardInterrupt(), RuntimeError("broken")):
-        engine = engine_with_exit(models)
-        requests = [engine.add(None, *each) for each in zip(prompts, params(5), strict=True)]
-        outputs = interrupted(engine, requests, error, {3, 8, 9, 20}, monkeypatch)
-        if isinstance(error, KeyboardInterrupt):
-            assert token_ids(outputs) == expected
-        else:
-            assert all(isinstance(output.error, EngineError) for output in outputs)
-        assert token_ids(generate(engine, prompts, params(5))) == expected
 
 
 @pytest.mark.usefixtures("kernels")
@@ -232,12 +168,12 @@ def test_an_interrupt_between_the_parts_of_a_pass_leaves_no_half_read_prompt(
 ):
     """Prompts join in chunks while other requests decode. Their prefixes are used again."""
     prompts = [[1, 4], [2, 5, 3], [3, *PREFIX[:90]], [4, *PREFIX[:70]], [5, *PREFIX[:80]]]
-    sampled = params(5, max_tokens=60)
+    params = sampled(5, max_tokens=60)
 
     def texts(broken):
         """Of an engine, the first time and again, with some passes that are interrupted."""
         engine = engine_with_exit(models, LONG, max_batch_size=5, max_chunk_tokens=16, **settings)
-        work = list(zip(prompts, sampled, strict=True))
+        work = list(zip(prompts, params, strict=True))
         requests = [engine.add(None, *each) for each in work[:2]]
         engine.step()
         engine.step()
@@ -259,7 +195,7 @@ def test_an_interrupt_between_the_parts_of_a_pass_leaves_no_half_read_prompt(
                 except KeyboardInterrupt:
                     continue
         assert raised[0] == 4 * broken
-        again = generate(engine, prompts, sampled)
+        again = generate(engine, prompts, params)
         assert sum(output.num_cached_tokens for output in again) > 100
         return token_ids([request.output() for request in requests]), token_ids(again)
 

@@ -1,17 +1,27 @@
 """Heads draft by the published forward pass, and see exactly the states of what was kept."""
 
 import pytest
-import torch
 
-from draftwise import SamplingParams
+from draftwise import LLM
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
 
+from ..refusals import error_of
+from ..stand_ins import unguarded
 from ..tiny_heads import LAYOUTS
-from .assembly import generate, token_ids
-from .heads import HEAD, TARGET, engine_with_head, head_folder, published_logits, recorded_drafts
+from . import blocks, eagle_heads
+from .assembly import generate, sampled
+from .heads import (
+    GAMMA,
+    HEAD,
+    TARGET,
+    assert_published,
+    engine_with_head,
+    head_folder,
+    recorded_drafts,
+)
+from .target_readers import PREFIX, PROMPTS
 
-GAMMA = 5
-PROMPTS = [[1], [3, 0, 2, 2, 1, 7, 11], [5, 4], [(i * 7) % 12 for i in range(21)]]
-SAMPLED = SamplingParams(max_tokens=24, temperature=1.0)
+LONG = TARGET.draft(0.0, context=256)
 
 HEADS = {
     "plain": HEAD.changed(settings={}),
@@ -30,25 +40,6 @@ HEADS = {
 }
 
 
-def params(count, **changes):
-    return [SamplingParams(**{**vars(SAMPLED), "seed": seed, **changes}) for seed in range(count)]
-
-
-def assert_published(models, drafts, head, target=TARGET, layers=None):
-    """Every drafted token's logits are those of the published forward pass, up to a constant."""
-    ids, reference = head.target_ids(), models.reference(target)
-    partial = 0
-    for drafted in drafts:
-        expected = published_logits(reference, head, drafted.text, drafted.tokens, layers)
-        got = drafted.q[:, ids].log()
-        assert torch.allclose(got, expected.log_softmax(dim=-1), atol=1e-4)
-        # No other token has any probability.
-        assert drafted.q.sum() == pytest.approx(len(drafted.tokens), abs=1e-4)
-        assert drafted.q[:, ids].sum() == pytest.approx(len(drafted.tokens), abs=1e-4)
-        partial += len(drafted.tokens) == GAMMA
-    assert partial
-
-
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_follow_the_published_pass(models, name):
@@ -58,7 +49,7 @@ def test_drafts_follow_the_published_pass(models, name):
         models, head=head, num_speculative_tokens=GAMMA, max_chunk_tokens=9, caches_prefixes=False
     )
     drafts = recorded_drafts(engine)
-    outputs = generate(engine, PROMPTS, params(len(PROMPTS)))
+    outputs = generate(engine, PROMPTS, sampled(len(PROMPTS)))
     accepted = [output.speculation.num_accepted for output in outputs]
     verified = [output.speculation.num_verified for output in outputs]
     assert 0 < sum(accepted) < sum(verified)
@@ -74,15 +65,70 @@ def test_layouts_and_layer_ids(models, layout, layers):
     folder = head_folder(models, head, layout)
     engine = engine_with_head(models, target, head, folder, num_speculative_tokens=GAMMA)
     drafts = recorded_drafts(engine)
-    generate(engine, PROMPTS, params(len(PROMPTS)))
+    generate(engine, PROMPTS, sampled(len(PROMPTS)))
     assert_published(models, drafts, head, target, layers or (2, 4, 5))
 
 
-def test_greedy_texts_are_the_target_s(models):
-    greedy = params(len(PROMPTS), temperature=0.0)
-    expected = None
-    for settings in ({"policy": "none"}, {}, {"num_speculative_tokens": 1}, {"policy": "svip"}):
-        engine = engine_with_head(models, **settings)
-        said = token_ids(generate(engine, PROMPTS, greedy))
-        expected = expected or said
-        assert said == expected
+def test_a_prefix_ends_before_an_entry_that_depends_on_another_token(models):
+    """The head's entry of a position depends on the next token, too."""
+    engine = engine_with_head(models, LONG, num_speculative_tokens=5)
+    drafts = recorded_drafts(engine)
+    generate(engine, [PREFIX[:60]], sampled(1))
+    same, other = [*PREFIX[:33], 5], [*PREFIX[:32], (PREFIX[32] + 1) % 12, 5, 6]
+    outputs = [generate(engine, [prompt], sampled(1))[0] for prompt in (same, other)]
+    assert [output.num_cached_tokens for output in outputs] == [32, 16]
+    assert_published(models, drafts, HEAD, LONG)
+
+
+def test_heads_of_other_targets_are_refused(models):
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32}
+    width = "a hidden size of 16, and the target has 32"
+    one_layer = {"config": {"num_hidden_layers": 1}}
+    cases = [
+        (HEAD, one_layer, "the target has 1 layers"),
+        (blocks.HEAD, one_layer, "those before the last layer of the target are 0"),
+    ]
+    eagles = eagle_heads.HEAD, eagle_heads.SPECULATORS
+    cases += [(head, {"config": sizes}, width) for head in (HEAD, *eagles)]
+    cases += [
+        (head, {"vocab": 16}, "a vocabulary of 12, and the target has 16")
+        for head in (HEAD, *eagles, blocks.HEAD)
+    ]
+    for head, changes, message in cases:
+        target = TARGET.draft(0.0, **changes)
+        caught = error_of(
+            engine_with_head, models, target, head, error=UnsupportedModelError, match=message
+        )
+        assert caught.field == "draft", (head, changes)
+        assert "\n" not in caught.message
+
+
+def test_a_head_of_another_width_needs_an_embedding(models):
+    with pytest.raises(UnsupportedModelError, match=r"has no embed_tokens.weight"):
+        engine_with_head(models, head=HEAD.changed(hidden=24))
+
+
+def test_what_heads_cannot_do_is_refused(models):
+    for settings, options, message in [
+        ({"draft": "HEAD:int8"}, {}, "is a head, which is not quantised"),
+        ({"draft": "HEAD"}, {"draft_replicas": 2}, "needs a draft model"),
+        ({"draft": "HEAD", "companion": "HEAD", "policy": "sv"}, {}, "is a head"),
+        ({"draft": "HEAD", "companion": "draft:int8", "policy": "sv"}, {}, "is a head"),
+    ]:
+        folder = head_folder(models, HEAD)
+        settings = {name: value.replace("HEAD", folder) for name, value in settings.items()}
+        error_of(
+            LLM,
+            models.folder(TARGET),
+            unguarded(**settings),
+            dtype="float32",
+            **options,
+            error=(InvalidParameterError, UnsupportedModelError),
+            match=message,
+        )
+
+
+@pytest.mark.parametrize("head", [HEAD, eagle_heads.HEAD], ids=["eagle-3", "eagle-1"])
+def test_a_head_is_no_target(models, head):
+    with pytest.raises(UnsupportedModelError, match="is a head"):
+        LLM(head_folder(models, head), dtype="float32")
