@@ -14,6 +14,7 @@ from draftwise.models.segment import Segment
 
 from ..tiny_blocks import BlockRecipe
 from ..tiny_models import Recipe
+from .passes import assert_same_with_any_threads, rms_error, treat_as_large
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
@@ -81,8 +82,7 @@ def drafted(head):
 @pytest.mark.parametrize("name", HEADS)
 def test_kernels_and_operations_agree(models, tmp_path, name, dtype):
     results = [drafted(load(models, tmp_path, name, dtype, native)) for native in (True, False)]
-    error = (results[0] - results[1]).square().mean().sqrt() / results[1].std()
-    assert error < TOLERANCE[dtype]
+    assert rms_error(*results) < TOLERANCE[dtype]
 
 
 @torch.inference_mode()
@@ -94,9 +94,8 @@ def test_compressed_weights_give_the_same_results(models, tmp_path, monkeypatch)
     """As heads that are larger than the processor's caches have them."""
     arguments = models, tmp_path, "part of the vocabulary", torch.bfloat16
     results = [drafted(load(*arguments, hidden=64))]
-    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
+    treat_as_large(monkeypatch)
     monkeypatch.setattr(suitability, "_TILE_DEPTH", 8)
-    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
     head = load(*arguments, hidden=64)
     assert head.native.bits == COMPRESSED_BITS
     results.append(drafted(head))
@@ -105,11 +104,5 @@ def test_compressed_weights_give_the_same_results(models, tmp_path, monkeypatch)
 
 @torch.inference_mode()
 def test_results_do_not_depend_on_the_number_of_threads(models, tmp_path):
-    head, results = load(models, tmp_path, "windows", torch.float32), []
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            results.append(drafted(head))
-    finally:
-        torch.set_num_threads(1)
-    assert all(torch.equal(each, results[0]) for each in results)
+    head = load(models, tmp_path, "windows", torch.float32)
+    assert_same_with_any_threads(lambda: drafted(head))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from draftwise.kernels.native import suitability
 from draftwise.kernels.native.head import NativeHead
 from draftwise.kernels.native.library import native_library
 from draftwise.kernels.native.narrow import COMPRESSED_BITS
@@ -15,6 +14,7 @@ from draftwise.models.segment import Segment
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
+from .passes import assert_same_with_any_threads, rms_error, treat_as_large
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
@@ -54,8 +54,9 @@ def load(models, tmp_path, name, dtype, native=True):
     return head
 
 
-def chained(head, generator):
+def chained(head):
     """Logits of texts of two requests in pieces, each followed by drafted tokens."""
+    generator = torch.Generator().manual_seed(0)
     cache, logits = head.new_cache(3, 64), []
     for counts in ((7, 1), (2, 12), (1, 1)):
         starts = [cache.lengths[slot] for slot in (0, 2)]
@@ -82,12 +83,8 @@ def chained(head, generator):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", HEADS)
 def test_kernels_and_operations_agree(models, tmp_path, name, dtype):
-    results = []
-    for native in (True, False):
-        head = load(models, tmp_path, name, dtype, native)
-        results.append(chained(head, torch.Generator().manual_seed(0)))
-    error = (results[0] - results[1]).square().mean().sqrt() / results[1].std()
-    assert error < TOLERANCE[dtype]
+    results = [chained(load(models, tmp_path, name, dtype, native)) for native in (True, False)]
+    assert rms_error(*results) < TOLERANCE[dtype]
 
 
 @torch.inference_mode()
@@ -99,9 +96,8 @@ def test_bfloat16_gives_nearly_the_same_results_with_heads_of_eagle_1(models, tm
         head = load_head("head", tmp_path, target, dtype).model
         assert head.native is None
         assert head.dtype == dtype
-        results.append(chained(head, generator()))
-    error = (results[0] - results[1]).square().mean().sqrt() / results[0].std()
-    assert error < TOLERANCE[torch.bfloat16]
+        results.append(chained(head))
+    assert rms_error(*reversed(results)) < TOLERANCE[torch.bfloat16]
 
 
 @torch.inference_mode()
@@ -111,26 +107,15 @@ def test_bfloat16_gives_nearly_the_same_results_with_heads_of_eagle_1(models, tm
 )
 def test_compressed_weights_give_the_same_results(models, tmp_path, monkeypatch):
     """As heads that are larger than the processor's caches have them."""
-    results = [chained(load(models, tmp_path, "tiled", torch.bfloat16), generator())]
-    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
-    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
+    results = [chained(load(models, tmp_path, "tiled", torch.bfloat16))]
+    treat_as_large(monkeypatch)
     head = load(models, tmp_path, "tiled", torch.bfloat16)
     assert head.native.bits == COMPRESSED_BITS
-    results.append(chained(head, generator()))
+    results.append(chained(head))
     assert torch.equal(*results)
-
-
-def generator():
-    return torch.Generator().manual_seed(0)
 
 
 @torch.inference_mode()
 def test_results_do_not_depend_on_the_number_of_threads(models, tmp_path):
-    head, before, results = load(models, tmp_path, "plain", torch.float32), 1, []
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            results.append(chained(head, generator()))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(each, results[0]) for each in results)
+    head = load(models, tmp_path, "plain", torch.float32)
+    assert_same_with_any_threads(lambda: chained(head))

@@ -10,9 +10,9 @@ from draftwise.kernels.native.packed import PACKED
 from draftwise.kernels.native.panels import panels
 from draftwise.models import pretrained
 from draftwise.models.loading import load_model
-from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
+from .passes import logits_of, rms_error, treat_as_large
 from .test_native_decoder import RECIPES, TILED, load
 
 pytestmark = pytest.mark.skipif(
@@ -29,14 +29,7 @@ LARGE = Recipe(
 
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch):
-    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
-    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
-
-
-def logits_of(model, tokens):
-    rows = range(len(tokens))
-    cache = model.new_cache(1, len(tokens))
-    return model.forward(cache, tokens, [Segment(0, 0, len(tokens))], rows)
+    treat_as_large(monkeypatch)
 
 
 def some_tokens(vocab, count):
@@ -161,21 +154,14 @@ class TestEightBits:
         for count in (1, 7, 18, 40):
             tokens = torch.randint(0, recipe.vocab, (count,), generator=generator).tolist()
             got, expected, plain = (
-                model.forward(model.new_cache(1, 50), tokens, [Segment(0, 0, count)], range(count))
+                logits_of(model, tokens)
                 for model in (ours, theirs, load(models, recipe, torch.bfloat16))
             )
-            scale = expected.float().std()
-            error = (got.float() - expected.float()).square().mean().sqrt() / scale
-            rounding = (plain.float() - expected.float()).square().mean().sqrt() / scale
-            assert error < 0.05
-            assert rounding > 1e-3
+            assert rms_error(got, expected) < 0.05
+            assert rms_error(plain, expected) > 1e-3
 
     @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
     def test_logits_do_not_depend_on_the_batch(self, models, recipe):
         model = self.load(models, recipe)
-        text = torch.randint(0, recipe.vocab, (40,), generator=torch.Generator().manual_seed(1))
-        cache, alone = model.new_cache(1, 40), model.new_cache(1, 40)
-        whole = model.forward(cache, text.tolist(), [Segment(0, 0, 40)], range(40))
-        for at, token in enumerate(text.tolist()):
-            row = model.forward(alone, [token], [Segment(0, at, 1)], [0])
-            assert torch.equal(row[0], whole[at])
+        text = some_tokens(recipe.vocab, 40)
+        assert torch.equal(logits_of(model, text, [1] * 40), logits_of(model, text))

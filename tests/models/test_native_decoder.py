@@ -13,6 +13,7 @@ from draftwise.models.segment import Segment
 
 from ..refusals import error_of
 from ..tiny_models import Recipe
+from .passes import assert_same_with_any_threads, logits_of, rms_error
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
@@ -69,17 +70,12 @@ def test_work_stealing_does_not_change_results(models, dtype):
     model = load(models, recipe, dtype)
     tokens = torch.randint(0, recipe.vocab, (40,)).tolist()
     segments = [Segment(0, 0, 33), Segment(1, 0, 7)]
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for num_threads in (1, 2, 3, 5):
-            torch.set_num_threads(num_threads)
-            for _ in range(20):  # the assignment of pieces is random
-                cache = model.new_cache(2, 64)
-                results.append(model.forward(cache, tokens, segments, list(range(40))))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(each, results[0]) for each in results)
+
+    def compute():
+        return model.forward(model.new_cache(2, 64), tokens, segments, list(range(40)))
+
+    # The assignment of pieces is random.
+    assert_same_with_any_threads(compute, repeats=20)
 
 
 @torch.inference_mode()
@@ -104,12 +100,11 @@ def test_logits_of_steps_of_every_shape(models, recipe, dtype):
         segments = [Segment(row, lengths[row], n) for row, n in zip(rows, counts, strict=True)]
         wanted = list(range(len(tokens)))[:: 1 + step % 3]
         got, expected = (
-            model.forward(cache, tokens, segments, wanted).float()
+            model.forward(cache, tokens, segments, wanted)
             for model, cache in zip((ours, theirs), caches, strict=True)
         )
         assert got.shape == (len(wanted), recipe.vocab)
-        error = (got - expected).square().mean().sqrt() / expected.std()
-        assert error < TOLERANCE[dtype], (step, error)
+        assert rms_error(got, expected) < TOLERANCE[dtype], step
         for row, n in zip(rows, counts, strict=True):
             lengths[row] += n
             assert caches[0].lengths[row] == lengths[row]
@@ -128,12 +123,8 @@ def test_results_of_a_token_do_not_depend_on_the_batch(models, recipe, dtype):
     tokens = [token for text in texts for token in text]
     together = model.forward(cache, tokens, segments, range(30 * 39)).unflatten(0, (30, 39))
     for row in range(4):
-        cache, parts, start = model.new_cache(1, 39), [], 0
-        for count in (1, 1, 2, 3, 1, 4, 5, 6, 1, 7, 8):
-            piece = texts[row][start : start + count]
-            parts.append(model.forward(cache, piece, [Segment(0, start, count)], range(count)))
-            start += count
-        assert torch.equal(torch.cat(parts), together[row])
+        alone = logits_of(model, texts[row], [1, 1, 2, 3, 1, 4, 5, 6, 1, 7, 8])
+        assert torch.equal(alone, together[row].float())
 
 
 def test_a_pass_without_logits(models):
@@ -169,8 +160,7 @@ def test_prompts_of_any_length(models):
                 )
                 for model in (ours, theirs)
             )
-            error = (got.float() - expected.float()).square().mean().sqrt() / expected.float().std()
-            assert error < TOLERANCE[dtype], length
+            assert rms_error(got, expected) < TOLERANCE[dtype], length
 
 
 def test_positions_outside_the_cache_are_refused(models):

@@ -19,6 +19,7 @@ from draftwise.models.structure import relative_errors
 
 from ..tiny_models import randomise
 from .gguf_files import CASES, make
+from .passes import assert_same_with_any_threads, logits_of
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
@@ -88,17 +89,6 @@ def build(family, **settings):
     return model
 
 
-def logits_of(model, ids, pieces=None):
-    """Of a request whose tokens are computed in pieces, in one of three cache slots."""
-    cache = model.new_cache(3, CONTEXT)
-    results, start = [], 0
-    for count in pieces or [len(ids)]:
-        segment = Segment(1, start, count)
-        results.append(model.forward(cache, ids[start : start + count], [segment], range(count)))
-        start += count
-    return torch.cat(results).float()
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family):
@@ -135,14 +125,7 @@ def test_a_row_does_not_depend_on_the_other_rows(family, dtype):
 def test_threads_do_not_change_results():
     model = PretrainedModel(build("Qwen2Moe"), "target", CONTEXT)
     ids = torch.randint(0, SIZES["vocab_size"], (40,))
-    before, results = torch.get_num_threads(), []
-    try:
-        for num_threads in (1, 2, 3, 5):
-            torch.set_num_threads(num_threads)
-            results += [logits_of(model, ids) for _ in range(5)]
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(each, results[0]) for each in results)
+    assert_same_with_any_threads(lambda: logits_of(model, ids), repeats=5)
 
 
 def test_weights_exist_once():

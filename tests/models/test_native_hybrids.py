@@ -23,6 +23,7 @@ from draftwise.models.structure import relative_errors
 
 from ..tiny_models import randomise
 from .gguf_files import CASES, make
+from .passes import assert_same_with_any_threads, logits_of
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
@@ -134,18 +135,6 @@ def packed(family, dtype=torch.float32):
     return model
 
 
-def logits_of(model, tokens, pieces=None, cache=None, slot=1):
-    """Of a request whose tokens are computed in pieces, in one of three cache slots."""
-    cache = cache or model.new_cache(3, CONTEXT)
-    results, start = [], 0
-    for count in pieces or [len(tokens)]:
-        segment = Segment(slot, start, count)
-        results.append(model.forward(cache, tokens[start : start + count], [segment], range(count)))
-        start += count
-        cache.truncate(slot, start)
-    return torch.cat(results).float()
-
-
 def assert_close(actual, expected):
     """Some positions depend on differences of almost equal numbers, in transformers, too."""
     errors = relative_errors(actual, expected)
@@ -202,20 +191,13 @@ def test_bits_do_not_depend_on_chunks_and_other_requests(family, dtype):
 @pytest.mark.parametrize("family", KINDS)
 def test_threads_do_not_change_results(family):
     model = packed(family, torch.bfloat16)
-    before, results = torch.get_num_threads(), []
-    try:
-        for num_threads in (1, 2, 3, 5):
-            torch.set_num_threads(num_threads)
-            results += [logits_of(model, TEXT[:60], [41, 1, 9, 9]) for _ in range(4)]
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(each, results[0]) for each in results)
+    assert_same_with_any_threads(lambda: logits_of(model, TEXT[:60], [41, 1, 9, 9]), repeats=4)
 
 
 def drafted(model, num_kept, count=9):
     """Logits around a draft of which ``num_kept`` tokens are accepted, and the cache after it."""
     cache = model.new_cache(3, CONTEXT)
-    logits_of(model, TEXT[:20], [20], cache)
+    logits_of(model, TEXT[:20], [20], cache, slot=1)
     tokens = [*TEXT[20 : 20 + num_kept], *WRONG[:count]][:count]
     model.forward(cache, tokens, [Segment(1, 20, count)], range(count))
     cache.truncate(1, 20 + num_kept)

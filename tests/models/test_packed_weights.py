@@ -18,7 +18,6 @@ from torch import nn
 from draftwise.checkpoints.gguf.grids import grid_of
 from draftwise.checkpoints.gguf.header import BLOCK_TYPES
 from draftwise.checkpoints.quantization import BlockRows, QuantizedMatrix, keep_stored, stored_rows
-from draftwise.kernels.native import suitability
 from draftwise.kernels.native.compilation import FLAGS_VARIABLE
 from draftwise.kernels.native.instruction_sets import OPTIONS, SOURCES
 from draftwise.kernels.native.library import native_library
@@ -33,9 +32,9 @@ from draftwise.kernels.native.packed import (
 )
 from draftwise.models import pretrained
 from draftwise.models.loading import load_model
-from draftwise.models.segment import Segment
 
 from ..tiny_models import Recipe
+from .passes import logits_of, rms_error, treat_as_large
 
 pytestmark = pytest.mark.skipif(
     native_library() is None, reason="this machine has no native kernels"
@@ -265,8 +264,7 @@ def supports(flags):
 
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch):
-    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
-    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
+    treat_as_large(monkeypatch)
 
 
 def random_matrix(generator, outputs, inputs, chosen):
@@ -295,12 +293,6 @@ def quantise_randomly(model, formats):
         keep_stored(layer, [matrix])
 
 
-@torch.inference_mode()
-def logits_of(model, tokens):
-    cache = model.new_cache(1, len(tokens))
-    return model.forward(cache, tokens, [Segment(0, 0, len(tokens))], range(len(tokens)))
-
-
 def loaded(models, monkeypatch, formats, dtype, recipe=RECIPE):
     """The model with random matrices, computed with them or in float32 by its own modules."""
 
@@ -327,17 +319,13 @@ def test_products_use_the_stored_integers(models, monkeypatch, formats, num_toke
     exact = loaded(models, monkeypatch, formats, torch.float32)
     tokens = torch.randint(0, 203, (num_tokens,), generator=torch.Generator().manual_seed(1))
     got, expected = (logits_of(each, tokens.tolist()) for each in (model, exact))
-    error = (got.float() - expected).square().mean().sqrt() / expected.std()
-    assert error < 0.03  # embedding, keys and values are rounded to bfloat16
+    assert rms_error(got, expected) < 0.03  # embedding, keys and values are rounded to bfloat16
 
 
 def test_a_row_does_not_depend_on_the_others(models, monkeypatch):
     model = loaded(models, monkeypatch, FORMATS, torch.bfloat16)
     tokens = torch.randint(0, 203, (30,), generator=torch.Generator().manual_seed(2)).tolist()
-    whole, cache = logits_of(model, tokens), model.new_cache(1, 30)
-    for at, token in enumerate(tokens):
-        row = model.forward(cache, [token], [Segment(0, at, 1)], [0])
-        assert torch.equal(row[0], whole[at])
+    assert torch.equal(logits_of(model, tokens, [1] * 30), logits_of(model, tokens))
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3"])
@@ -355,8 +343,7 @@ def test_a_matrix_may_be_gate_and_up_in_one(models, monkeypatch, chosen):
     exact = loaded(models, monkeypatch, [chosen], torch.float32, recipe)
     tokens = list(range(20))
     got, expected = (logits_of(each, tokens) for each in (model, exact))
-    error = (got.float() - expected).square().mean().sqrt() / expected.std()
-    assert error < 0.03
+    assert rms_error(got, expected) < 0.03
 
 
 def test_sizes_that_groups_do_not_divide(models):
