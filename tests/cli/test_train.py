@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import warnings
 from functools import partial
@@ -15,7 +16,7 @@ from draftwise import LLM
 from draftwise.checkpoints.heads import read_head
 from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
-from draftwise.distillation.run import TrainingRun
+from draftwise.distillation.run import TrainingRun, recipe_of
 from draftwise.distillation.settings import Machine, TrainingSettings
 from draftwise.errors import HeadTargetWarning, InvalidParameterError, UnsupportedModelError
 
@@ -262,34 +263,50 @@ def test_finished_folders_are_not_overwritten(train):
     assert "another folder" in err
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "eagle3", "tokens": 600, "draft_vocab": 16, "num_steps": 3},
+        # The blocks of a step are chosen by its place in the data.
+        {
+            "kind": "dspark",
+            "tokens": 500,
+            "draft_vocab": 16,
+            "num_layers": 1,
+            "num_anchors": 6,
+            "markov_rank": 8,
+            "loss": "dspark",
+        },
+        {"kind": "companion", "tokens": 600, "num_layers": 1, "hidden_size": 64, "draft": "DRAFT"},
+    ],
+    ids=lambda settings: settings["kind"],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path, settings):
+    if "draft" in settings:
+        settings = {**settings, "draft": models.folder(TARGET.draft(0.1))}
     settings = TrainingSettings(
-        "eagle3",
-        models.folder(TARGET),
-        (str(prompts),),
-        tokens=600,
+        target=models.folder(TARGET),
+        prompts=(str(prompts),),
         max_tokens=24,
         length=48,
-        draft_vocab=16,
         batch_tokens=96,
-        num_steps=3,
+        **settings,
     )
-    machine = Machine("float32", "cpu", answers=tmp_path / "answers")
-    heads = []
+    machine, results = Machine("float32", "cpu", answers=tmp_path / "answers"), []
     for name, parts in (("whole", [None]), ("parts", [1, 2, None])):
         output = tmp_path / name
         output.mkdir()
         for index, max_steps in enumerate(parts):
-            training = TrainingRun(
-                settings, Eagle3Recipe(settings), output, machine, resume=index > 0
-            )
-            training.run(max_steps)
-        assert training.trainer.progress == 1.0
-        heads.append(load_file(output / "model.safetensors"))
-        heads.append(training.trainer.task.model.state_dict())
-    for first, second in ((heads[0], heads[2]), (heads[1], heads[3])):
-        for name, weight in first.items():
-            assert torch.equal(weight, second[name]), name
+            run = TrainingRun(settings, recipe_of(settings), output, machine, resume=index > 0)
+            values = run.run(max_steps)
+        assert run.trainer.progress == 1.0
+        tensors = load_file(output / "model.safetensors") | run.trainer.task.model.state_dict()
+        results.append((values, tensors))
+    assert results[0][0] == results[1][0]
+    # Of the greedy answers and of the sampled ones.
+    assert {re.sub(".*/", "", name) for name in values if "T=" in name} == {"T=0", "T=1"}
+    for name, weight in results[0][1].items():
+        assert torch.equal(weight, results[1][1][name]), name
 
 
 def test_other_settings_are_refused_when_resuming(train, tmp_path, models, prompts):

@@ -7,8 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from draftwise.checkpoints.heads import read_head
-from draftwise.distillation.run import TrainingRun, recipe_of
-from draftwise.distillation.settings import Machine, TrainingSettings
 
 from .training import TARGET, assert_drafts
 
@@ -58,36 +56,6 @@ def test_a_head_is_trained_in_bfloat16(train, models, tmp_path):
     own = ("--tokens=200", "--dtype=bfloat16", "--rank=8", *SMALL)
     assert train(*own, kind="dspark")[0] == 0
     assert_drafts(models, tmp_path / "head")
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
-    """The blocks of a step are chosen by its place in the data."""
-    settings = TrainingSettings(
-        "dspark",
-        models.folder(TARGET),
-        (str(prompts),),
-        tokens=500,
-        max_tokens=24,
-        length=48,
-        draft_vocab=16,
-        batch_tokens=96,
-        num_layers=1,
-        num_anchors=6,
-        markov_rank=8,
-        loss="dspark",
-    )
-    machine = Machine("float32", "cpu", answers=tmp_path / "answers")
-    states = []
-    for name, parts in (("whole", [None]), ("parts", [1, 2, None])):
-        output = tmp_path / name
-        output.mkdir()
-        for index, max_steps in enumerate(parts):
-            run = TrainingRun(settings, recipe_of(settings), output, machine, resume=index > 0)
-            run.run(max_steps)
-        assert run.trainer.progress == 1.0
-        states.append(run.trainer.task.model.state_dict())
-    for name, weight in states[0].items():
-        assert torch.equal(weight, states[1][name]), name
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,14 @@
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwise.distillation.run import TrainingRun, recipe_of
-from draftwise.distillation.settings import Machine, TrainingSettings
-
 from ..tiny_heads import HeadRecipe
-from .training import PROMPTS, TARGET, assert_drafts
+from .training import TARGET, assert_drafts
 
 DRAFT = TARGET.draft(0.1)
 HEAD = HeadRecipe(vocab=40, draft_vocab=16, layers=(1, 2, 3))
@@ -172,31 +168,3 @@ def test_drafts_that_cannot_be_measured_are_refused(companion, models, tmp_path,
     assert message in err
     # Nothing was generated before the error.
     assert not (tmp_path / "answers").exists()
-
-
-def test_a_resumed_run_measures_what_an_uninterrupted_one_does(models, prompts, tmp_path):
-    settings = TrainingSettings(
-        "companion",
-        models.folder(TARGET),
-        (str(prompts),),
-        tokens=600,
-        max_tokens=24,
-        length=48,
-        batch_tokens=96,
-        num_layers=1,
-        hidden_size=64,
-        draft=models.folder(DRAFT),
-    )
-    machine = Machine("float32", "cpu", answers=tmp_path / "answers")
-    results = []
-    for name, parts in (("whole", [None]), ("parts", [2, None])):
-        output = tmp_path / name
-        output.mkdir()
-        for index, max_steps in enumerate(parts):
-            training = TrainingRun(settings, recipe_of(settings), output, machine, resume=index > 0)
-            values = training.run(max_steps)
-        results.append(values)
-    assert results[0] == results[1]
-    assert len(PROMPTS) > 1
-    # Of the greedy answers and of the sampled ones.
-    assert {re.sub(".*/", "", name) for name in values} == {"T=0", "T=1"}

@@ -53,3 +53,25 @@ def outputs_everywhere(head, rows, states, embedding, num_steps):
     begins = torch.ones_like(rows.is_learned)
     outs = unroll(head, rows, states, embedding, begins, num_steps)
     return torch.stack([out.view(*rows.tokens.shape, -1) for out in outs])
+
+
+def assert_trains_without_its_target(task, target, largest_ratio):
+    """Some steps lower the loss of a task, and change no weight of the target.
+
+    Args:
+        task: the task.
+        target: the target's module.
+        largest_ratio: of the last losses to the first.
+    """
+    before = {name: each.clone() for name, each in target.state_dict().items()}
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss, num_tokens = task.backward(0.0)
+        optimizer.step()
+        losses.append(loss)
+        assert num_tokens > 0
+    assert sum(losses[-10:]) < largest_ratio * sum(losses[:10])
+    after = target.state_dict()
+    assert all(torch.equal(each, after[name]) for name, each in before.items())
