@@ -42,16 +42,18 @@ def expected(model, output):
     return logits.log_softmax(dim=-1)[len(output.prompt_token_ids) - 1 : -1]
 
 
-def assert_right(model, output, count):
-    assert len(output.logprobs) == len(output.token_ids)
-    for told, token, logp in zip(
-        output.logprobs, output.token_ids, expected(model, output), strict=True
-    ):
+def assert_told(told_of_tokens, tokens, every, count):
+    """Each token's log-probability and rank, and the most likely tokens, are those of a pass."""
+    for told, token, logp in zip(told_of_tokens, tokens, every, strict=True):
         assert told.logprob == pytest.approx(float(logp[token]), abs=2e-4)
         assert told.rank == int((logp > logp[token]).sum()) + 1
         best = logp.topk(count)
         assert [each for each, _ in told.top] == best.indices.tolist()
         assert [value for _, value in told.top] == pytest.approx(best.values.tolist(), abs=2e-4)
+
+
+def assert_right(model, output, count):
+    assert_told(output.logprobs, output.token_ids, expected(model, output), count)
 
 
 def assert_all_right(models, outputs, params):

@@ -12,6 +12,7 @@ from draftwise.outputs import FinishReason
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe, generate, varied_work
+from .test_logprobs import assert_told
 
 RECIPE = Recipe(vocab=32, context=128, seed=8)
 
@@ -20,16 +21,9 @@ RECIPE = Recipe(vocab=32, context=128, seed=8)
 def assert_right(model, output, count):
     ids = torch.tensor([output.prompt_token_ids])
     plain = model(input_ids=ids).logits[0].log_softmax(dim=-1)
-    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
-    assert output.prompt_logprobs[0] is None
-    for told, token, logp in zip(
-        output.prompt_logprobs[1:], output.prompt_token_ids[1:], plain, strict=False
-    ):
-        assert told.logprob == pytest.approx(float(logp[token]), abs=2e-4)
-        assert told.rank == int((logp > logp[token]).sum()) + 1
-        best = logp.topk(count)
-        assert [each for each, _ in told.top] == best.indices.tolist()
-        assert [value for _, value in told.top] == pytest.approx(best.values.tolist(), abs=2e-4)
+    first, *told = output.prompt_logprobs
+    assert first is None
+    assert_told(told, output.prompt_token_ids[1:], plain[:-1], count)
 
 
 def work(count):

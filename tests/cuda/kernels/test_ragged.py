@@ -70,16 +70,26 @@ def ragged(cache, segments, kind):
     return TokenwiseAttention(first, keys, capacity)
 
 
-def by_hand(cache, segments, q, scores):
-    """The same, request by request and token by token, in float32."""
+def by_hand(cache, segments, q, scores, trees=None):
+    """The same, request by request and token by token, in float32.
+
+    A token attends to the tokens before it and to itself; in a tree to the text before the tree, to
+    its ancestors and to itself.
+    """
     keys, values = (each.float() for each in cache.token_slots(0))
     shape, size, repeat = cache.layers[0], cache.sizes[0], q.shape[1] // keys.shape[1]
     scaling = q.shape[2] ** -0.5 if scores.scaling is None else scores.scaling
     out = []
-    for row, start, count in segments:
-        for position in range(start, start + count):
-            seen = torch.arange(shape.first_visible(position), position + 1, device=q.device)
-            slots = row * size + seen % size
+    for (row, start, count), tree in zip(segments, trees or [None] * len(segments), strict=True):
+        for at in range(count):
+            position = start + at
+            seen = list(range(position + 1))
+            if tree is not None:
+                position = tree.root + tree.depths[at]
+                path = [tree.root + bit for bit in range(64) if tree.ancestors[at] >> bit & 1]
+                seen = [*range(tree.root), *path]
+            seen = [each for each in seen if each >= shape.first_visible(position)]
+            slots = row * size + torch.tensor(seen, device=q.device) % size
             k, v = (each[slots].repeat_interleave(repeat, 1) for each in (keys, values))
             logits = torch.einsum("hd,khd->hk", q[len(out)].float(), k) * scaling
             if scores.softcap is not None:
@@ -192,29 +202,6 @@ def planned_attention(cache, segments, trees):
     return inputs.plan(cache, RaggedKernels(True, True), longest)[1]
 
 
-def trees_by_hand(cache, segments, trees, q, scores):
-    """Token by token: the text, the ancestors and the token itself, in float32."""
-    keys, values = (each.float() for each in cache.token_slots(0))
-    shape, size, repeat = cache.layers[0], cache.sizes[0], q.shape[1] // keys.shape[1]
-    out = []
-    for (row, start, count), tree in zip(segments, trees, strict=True):
-        for at in range(count):
-            place = position = start + at
-            seen = list(range(place + 1))
-            if tree is not None:
-                position = tree.root + tree.depths[at]
-                path = [tree.root + bit for bit in range(64) if tree.ancestors[at] >> bit & 1]
-                seen = [*range(tree.root), *path]
-            seen = [each for each in seen if each >= shape.first_visible(position)]
-            slots = row * size + torch.tensor(seen, device=q.device) % size
-            k, v = (each[slots].repeat_interleave(repeat, 1) for each in (keys, values))
-            logits = torch.einsum("hd,khd->hk", q[len(out)].float(), k) * q.shape[2] ** -0.5
-            if scores.softcap is not None:
-                logits = scores.softcap * torch.tanh(logits / scores.softcap)
-            out.append(torch.einsum("hk,khd->hd", logits.softmax(dim=1), v))
-    return torch.stack(out)
-
-
 @NEEDS_TRITON
 @pytest.mark.covering("limits", "scores")
 @pytest.mark.parametrize("scores", [Scores(), Scores(softcap=2.0)], ids=["plain", "capped"])
@@ -226,7 +213,7 @@ def test_tokens_of_trees_attend_to_their_paths(limits, scores):
     packed = planned_attention(cache, segments, trees)
     q = torch.randn(len(packed.positions), 6, 16, device=TRITON_DEVICE)
     out = packed.ragged.attend(cache, 0, q, scores)
-    expected = trees_by_hand(cache, segments, trees, q, scores)
+    expected = by_hand(cache, segments, q, scores, trees)
     torch.testing.assert_close(out[: len(expected)], expected, rtol=1e-4, atol=1e-4)
     positions = tree_tokens(segments, trees)["position"].tolist()
     assert packed.positions[: len(expected)].tolist() == positions
@@ -242,7 +229,7 @@ def test_many_trees_fill_the_device():
     packed = planned_attention(cache, segments, trees)
     q = torch.randn(len(packed.positions), 2, 16, device=TRITON_DEVICE)
     out = packed.ragged.attend(cache, 0, q, Scores())
-    expected = trees_by_hand(cache, segments, trees, q, Scores())
+    expected = by_hand(cache, segments, q, Scores(), trees)
     torch.testing.assert_close(out[: len(expected)], expected, rtol=1e-4, atol=1e-4)
 
 
