@@ -15,7 +15,6 @@ import json
 import statistics
 import subprocess
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from rich.table import Table
 
 from draftwise import LLM
 from draftwise.benchmark.report import write_report
-from draftwise.benchmark.turns import in_turns, median_ratio
+from draftwise.benchmark.turns import median_ratio, time_pairs
 from draftwise.models.segment import Segment
 
 CONTEXT, TOKENS, PROMPTS = 160, (1, 2, 4, 8, 16, 32), (512, 2048)
@@ -145,13 +144,10 @@ def main() -> None:
     arguments = parser.parse_args()
     ours, theirs = Ours(arguments.model), Theirs(arguments.llama, arguments.model)
     shapes = [(CONTEXT, count) for count in TOKENS] + [(0, count) for count in PROMPTS]
-    seconds: dict[tuple[tuple[int, int], int], list[float]] = defaultdict(list)
     reads = [read_gb_per_s()]
-    for turn, shape in in_turns(shapes, arguments.turns + 1):
-        for engine in (0, 1) if turn % 2 else (1, 0):
-            taken = (ours, theirs)[engine](*shape)
-            if turn:  # the first turn, with cold caches, is not counted
-                seconds[shape, engine].append(taken)
+    seconds = time_pairs(
+        shapes, arguments.turns, lambda engine, shape: (ours, theirs)[engine](*shape)
+    )
     reads.append(read_gb_per_s())
     table = Table(title=f"ms of a pass of {arguments.model.name}")
     for column in ("context", "tokens", "Draftwise", "llama.cpp", "ratio", "±"):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
-from draftwise.benchmark.turns import in_turns, median_ratio
+from draftwise.benchmark.turns import median_ratio, time_pairs
 from draftwise.kernels.native.compilation import compiled_library
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
@@ -53,14 +52,12 @@ def main() -> None:
     if decoder is None:
         raise SystemExit(f"{arguments.target} does not run on the native kernels on this machine")
     shapes = [PassShape(*size, context) for context in arguments.contexts for size in SIZES]
-    # Both versions of a shape directly follow one another.
-    seconds: dict[tuple[PassShape, int], list[float]] = defaultdict(list)
-    for turn, shape in in_turns(shapes, arguments.turns + 1):
-        for version in (0, 1) if turn % 2 else (1, 0):
-            decoder._library = versions[version]
-            taken = timer(Stage.TARGET, shape)
-            if turn:  # the first turn, with cold caches, is not counted
-                seconds[shape, version].append(taken)
+
+    def seconds_of(version: int, shape: PassShape) -> float:
+        decoder._library = versions[version]
+        return timer(Stage.TARGET, shape)
+
+    seconds = time_pairs(shapes, arguments.turns, seconds_of)
     table = Table(title="time of a pass, after / before")
     for column in ("requests", "tokens", "context", "ratio", "±", "before ms", "after ms"):
         table.add_column(column, justify="right")

@@ -10,6 +10,7 @@ from draftwise.benchmark.turns import (
     ratios_of_turns,
     spread,
     time_calls,
+    time_pairs,
 )
 
 
@@ -35,6 +36,22 @@ def test_the_median_ratio_has_a_standard_error():
     assert ratio == 2.0
     assert error == pytest.approx(1 / 3**0.5)
     assert math.isnan(median_ratio([1.0], [2.0])[1])
+
+
+def test_both_sides_of_a_shape_follow_one_another():
+    asked = []
+
+    def seconds_of(side, shape):
+        asked.append((side, shape))
+        return float(len(asked))
+
+    seconds = time_pairs("ab", 2, seconds_of)
+    assert [asked[at][1] for at in range(0, 12, 2)] == [asked[at][1] for at in range(1, 12, 2)]
+    assert [asked[at][0] for at in range(12)] == [1, 0] * 2 + [0, 1] * 2 + [1, 0] * 2
+    counted = [
+        [at + 1.0 for at in range(4, 12) if asked[at] == (s, n)] for n in "ab" for s in (0, 1)
+    ]
+    assert list(seconds.values()) == counted
 
 
 def test_untimed_rounds_are_not_counted():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.style import COLOURS, HATCHES, STYLE, legend_below, look, pyplot, svg
@@ -70,17 +71,9 @@ def _goodput_panel(axes: Axes, cells: Cells, names: Sequence[str]) -> None:
 
 def time_figure(cells: Cells) -> str:
     """Time by part of a step: one bar per policy of Draftwise, one panel per batch size."""
-    sizes = sorted({cell["batch_size"] for cell in cells})
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1,
-            len(sizes),
-            figsize=(max(4.2, 2.6 * len(sizes)), 3.4),
-            squeeze=False,
-            layout="constrained",
-        )
-        for axes, size in zip(panels[0], sizes, strict=True):
-            own = next(cell for cell in cells if cell["batch_size"] == size)["contenders"]
+        figure, panels = _panels(cells, height=3.4)
+        for axes, own in panels:
             names = [name for name, figures in own.items() if "share_of_time" in figures]
             bottom = [0.0] * len(names)
             for number, part in enumerate(PARTS):
@@ -99,7 +92,6 @@ def time_figure(cells: Cells) -> str:
                 )
                 bottom = [a + b for a, b in zip(bottom, milliseconds, strict=True)]
             axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
-            axes.set_title(f"batch {size}")
             axes.grid(axis="x", visible=False)
         panels[0][0].set_ylabel("milliseconds per step")
         legend_below(figure, panels[0][0])
@@ -134,29 +126,39 @@ def acceptance_figure(cells: Cells) -> str:
 
 def lengths_figure(cells: Cells) -> str:
     """Distribution of verified tokens per request and step, one panel per batch size."""
-    sizes = sorted({cell["batch_size"] for cell in cells})
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1,
-            len(sizes),
-            figsize=(max(4.2, 2.6 * len(sizes)), 3.0),
-            sharey=True,
-            squeeze=False,
-            layout="constrained",
-        )
-        for axes, size in zip(panels[0], sizes, strict=True):
-            own = next(cell for cell in cells if cell["batch_size"] == size)["contenders"]
+        figure, panels = _panels(cells, height=3.0, sharey=True)
+        for axes, own in panels:
             for number, name in enumerate(_names(cells)):
                 counts = own.get(name, {}).get("verified_lengths")
                 if counts and name != BASELINE:
                     shares = [count / sum(counts) for count in counts]
                     axes.plot(range(len(shares)), shares, label=name, **look(number))
-            axes.set_title(f"batch {size}")
             axes.set_xlabel("verified tokens")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0][0].set_ylabel("fraction of request steps")
         legend_below(figure, panels[0][0])
         return svg(figure)
+
+
+def _panels(
+    cells: Cells, height: float, sharey: bool = False
+) -> tuple[Figure, list[tuple[Axes, Mapping[str, Any]]]]:
+    """A figure with one panel per batch size, and the contenders that each panel shows."""
+    # Of several cells of a batch size, the first one is shown.
+    by_size = {cell["batch_size"]: cell["contenders"] for cell in reversed(cells)}
+    sizes = sorted(by_size)
+    figure, panels = plt.subplots(
+        1,
+        len(sizes),
+        figsize=(max(4.2, 2.6 * len(sizes)), height),
+        sharey=sharey,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axes, size in zip(panels[0], sizes, strict=True):
+        axes.set_title(f"batch {size}")
+    return figure, [(axes, by_size[size]) for axes, size in zip(panels[0], sizes, strict=True)]
 
 
 def _names(cells: Cells) -> list[str]:

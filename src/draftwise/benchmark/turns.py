@@ -51,6 +51,22 @@ def median_ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float
     return statistics.median(ratios), error
 
 
+def time_pairs(
+    shapes: Sequence[Who], rounds: int, seconds_of: Callable[[int, Who], float]
+) -> dict[tuple[Who, int], list[float]]:
+    """Seconds of each shape on both sides, 0 and 1, after an untimed round with cold caches.
+
+    The sides of a shape directly follow one another, in an order that changes every round.
+    """
+    seconds: dict[tuple[Who, int], list[float]] = {(each, s): [] for each in shapes for s in (0, 1)}
+    for number, shape in in_turns(shapes, rounds + 1):
+        for side in (0, 1) if number % 2 else (1, 0):
+            taken = seconds_of(side, shape)
+            if number:
+                seconds[shape, side].append(taken)
+    return seconds
+
+
 def time_calls(
     calls: Mapping[str, Callable[[], object]], rounds: int, num_untimed: int = 2
 ) -> dict[str, list[float]]:
