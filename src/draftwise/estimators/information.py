@@ -45,11 +45,6 @@ class Gain:
     corrected: float
     num_cells: int
 
-    @property
-    def conditional_entropy(self) -> float:
-        """H(X | Z) of the observed frequencies, in bits."""
-        return self.entropy - self.plain
-
 
 def information_gain(fates: Integers, cells: Integers, seed: int = 0) -> Gain:
     """Information gain of one discrete signal.

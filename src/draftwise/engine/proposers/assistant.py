@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from draftwise.engine.batch import Batch
-from draftwise.engine.cached_assistant import CachedAssistant
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingBackend
-from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.by_name import register
 from draftwise.engine.proposers.model import ModelProposer
 
@@ -21,16 +19,6 @@ class AssistantProposer(ModelProposer):
     name = "assistant"
     summary = "a draft that reads the target's keys and values"
     drafts_trees = False
-
-    def __init__(self, context: ProposerContext) -> None:
-        """Set up.
-
-        Args:
-            context: the context, with an assistant as its draft model.
-        """
-        assert isinstance(context.draft_model, CachedAssistant)
-        super().__init__(context)
-        self.state_layers = context.draft_model.state_layers
 
     def _new_backends(self) -> list[DraftingBackend]:
         """Passes that support every step."""

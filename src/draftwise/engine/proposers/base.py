@@ -116,9 +116,6 @@ class Proposer(ABC):
     def recover(self, requests: Iterable[Request]) -> None:  # noqa: B027
         """A step failed: return to the state after the last commit.
 
-        Args:
-            requests: the requests that continue.
-
         Raises:
             EngineError: the state is lost, and the engine becomes unusable.
         """

@@ -32,7 +32,6 @@ class BlockProposer(ModelProposer):
         """
         assert isinstance(context.draft_model, OnePassHead)
         super().__init__(context)
-        self.state_layers = context.draft_model.state_layers
         default = "one-hot" if context.draft_model.are_independent else "sampled"
         self.is_certain = (context.proposals or default) == "one-hot"
 

@@ -7,7 +7,6 @@ from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingBackend
 from draftwise.engine.drafting.native_head import NativeHeadBackend
 from draftwise.engine.drafting.recorded import RecordedBackend
-from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.by_name import register
 from draftwise.engine.proposers.model import ModelProposer
 
@@ -24,16 +23,6 @@ class EagleProposer(ModelProposer):
 
     name = "eagle"
     summary = "a head that reads the target's hidden states drafts tokens"
-
-    def __init__(self, context: ProposerContext) -> None:
-        """Set up.
-
-        Args:
-            context: the context, with a head as its draft model.
-        """
-        assert isinstance(context.draft_model, CachedHead)
-        super().__init__(context)
-        self.state_layers = context.draft_model.state_layers
 
     def _new_backends(self) -> list[DraftingBackend]:
         """Native kernels or recorded steps where there are any, and passes that support all."""

@@ -120,13 +120,7 @@ class GrowingTree:
         self._newest = len(self.nodes)
 
     def read(self, nodes: Sequence[int], cache_slot: int, length: int) -> NodeInput:
-        """What the model reads to propose the children of some nodes of the newest depth.
-
-        Args:
-            nodes: the nodes.
-            cache_slot: cache slot of the request.
-            length: number of tokens in it.
-        """
+        """What the model reads to propose the children of some nodes of the newest depth."""
         offset, chosen = len(self._ancestors), [self.nodes[node] for node in nodes]
         for place, node in enumerate(nodes, offset):
             self._ancestors[node] = self._ancestors[self.nodes[node].parent] | 1 << place

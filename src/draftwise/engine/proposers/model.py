@@ -42,6 +42,7 @@ class ModelProposer(Proposer):
         super().__init__(context)
         assert context.draft_model is not None
         self.cached_model = context.draft_model
+        self.state_layers = self.cached_model.state_layers
         self._backends = self._new_backends()
         self._trees: TreeDrafting | None = None
         if context.tree_width > 1:

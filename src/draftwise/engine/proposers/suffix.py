@@ -50,11 +50,7 @@ class SuffixProposer(TokenProposer):
     estimates_acceptance = True
 
     def __init__(self, context: ProposerContext) -> None:
-        """Set up.
-
-        Args:
-            context: the context.
-        """
+        """Set up."""
         super().__init__(context)
         self._corpus = context.corpus
         self._matcher = SuffixMatcher(context.max_batch_size, context.max_model_len, context.corpus)
