@@ -25,9 +25,6 @@ def content_format(source: str) -> ContentFormat:
 
     A template reads parts if it iterates over the content of a message or takes an item of it,
     also in a macro or by another name. It reads strings too if it tests whether the content is one.
-
-    Args:
-        source: Jinja source of the template.
     """
     try:
         template = _ENVIRONMENT.parse(source)

@@ -84,12 +84,7 @@ class PolicyContender:
     """
 
     def __init__(self, name: str, llm: LLM) -> None:
-        """Create a contender.
-
-        Args:
-            name: name in the report.
-            llm: LLM with the engine.
-        """
+        """Create a contender."""
         self.name = name
         self.llm = llm
         self._policy = BASELINE if llm.speculation is None else llm.speculation.policy_name

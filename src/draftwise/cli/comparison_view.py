@@ -117,12 +117,7 @@ class ComparisonView:
 
 @contextmanager
 def comparison_view(console: Console, num_prompts: int) -> Iterator[ComparisonView]:
-    """Show a comparison until the context ends.
-
-    Args:
-        console: console to draw on.
-        num_prompts: number of prompts.
-    """
+    """Show a comparison until the context ends."""
     view = ComparisonView(console, num_prompts)
     if not console.is_terminal:
         yield view

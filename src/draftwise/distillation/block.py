@@ -128,13 +128,7 @@ class DSparkRecipe(DFlashRecipe):
 
 
 def block_config_json(head: BlockHead, target: str, architectures: list[str]) -> dict[str, Any]:
-    """The ``config.json`` of a head.
-
-    Args:
-        head: the head.
-        target: name of the target.
-        architectures: the target's architectures.
-    """
+    """The ``config.json`` of a head."""
     config = head.config
     found = {
         "architectures": ["DSparkSpeculator" if config.markov else "DFlashSpeculator"],

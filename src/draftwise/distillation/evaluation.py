@@ -76,12 +76,7 @@ class HeldOut:
     """
 
     def __init__(self, teacher: Teacher, rows: Rows) -> None:
-        """Compute the target's states and distributions.
-
-        Args:
-            teacher: the target.
-            rows: packed held-out answers.
-        """
+        """Compute the target's states and distributions."""
         self._teacher = teacher
         self._batches: list[tuple[Rows, Reading, Tensor, Tensor]] = []
         for index in range(len(rows)):

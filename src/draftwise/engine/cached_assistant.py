@@ -55,13 +55,7 @@ class CachedAssistant(CachedModel):
     """
 
     def __init__(self, model: AssistantModel, target_cache: KVCache, vocab_size: int) -> None:
-        """Set up.
-
-        Args:
-            model: the assistant.
-            target_cache: the target's cache.
-            vocab_size: the target's vocabulary size.
-        """
+        """Set up."""
         super().__init__(model, target_cache, vocab_size)
         self.assistant = model
         self.state_layers = model.state_layers

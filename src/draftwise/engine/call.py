@@ -19,11 +19,7 @@ class Call:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Start without requests.
-
-        Args:
-            engine: the engine.
-        """
+        """Start without requests."""
         self._engine = engine
         self._seen: dict[Request, int] = {}
 

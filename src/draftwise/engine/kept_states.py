@@ -72,11 +72,7 @@ class KeptStates:
     """
 
     def __init__(self, target: PackedModel) -> None:
-        """Set up.
-
-        Args:
-            target: the target.
-        """
+        """Set up."""
         self._target = target
         self.num_layers = len(target.layers)
         self._parts: dict[tuple[int, int, ExitModel | None], ModelPart] = {}

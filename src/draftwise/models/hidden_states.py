@@ -97,9 +97,6 @@ def tapped_modules(model: Any, tap: StateTap, num_tokens: int) -> Iterator[None]
 def final_norm(model: Any) -> Callable[[Tensor], Tensor]:
     """The norm between a model's last layer and its projection to the vocabulary.
 
-    Args:
-        model: a causal language model.
-
     Raises:
         UnsupportedModelError: it is not found.
     """

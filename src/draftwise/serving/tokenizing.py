@@ -47,10 +47,6 @@ class TokenizerThread:
     async def run(self, work: Callable[[], Result], deadline: Deadline) -> Result:
         """Call a function in the thread and return its result.
 
-        Args:
-            work: the function.
-            deadline: when the call fails.
-
         Raises:
             DeadlineExceededError: the function did not return before the deadline.
         """

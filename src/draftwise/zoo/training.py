@@ -75,15 +75,7 @@ class TextTask:
         runtime: Runtime,
         loss_function: LossFunction,
     ) -> None:
-        """Move the model to the device of the run.
-
-        Args:
-            model: the model.
-            schedule: the run's schedule.
-            stream: rows of text.
-            runtime: execution settings.
-            loss_function: mean loss of a micro-batch.
-        """
+        """Move the model to the device of the run."""
         self.model = model.to(runtime.device)
         self.stream = stream
         self._schedule = schedule

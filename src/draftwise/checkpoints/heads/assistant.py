@@ -108,10 +108,6 @@ def read_assistant(folder: Path) -> tuple[AssistantConfig, dict[str, Tensor]]:
 def checked_weights(config: AssistantConfig, tensors: Mapping[str, Tensor]) -> AssistantWeights:
     """Find the tensors of an assistant, and check their shapes.
 
-    Args:
-        config: the configuration.
-        tensors: the tensors of its files.
-
     Raises:
         UnsupportedModelError: a tensor is missing or has another shape.
     """

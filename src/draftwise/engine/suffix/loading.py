@@ -22,10 +22,6 @@ _SAVED, _LINES = ".safetensors", ".jsonl"
 def load_corpus(speculation: SpeculationConfig, tokenizer: Any) -> SuffixCorpus | None:
     """The corpus with all named documents; ``None`` if the configuration needs none.
 
-    Args:
-        speculation: the configuration.
-        tokenizer: the target's tokenizer.
-
     Raises:
         InvalidParameterError: a file cannot be read, or the target has no tokenizer; names
             ``corpus``.

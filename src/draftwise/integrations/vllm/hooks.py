@@ -37,11 +37,7 @@ class DraftHooks:
     """
 
     def __init__(self, steering: Steering) -> None:
-        """Set up before the first step.
-
-        Args:
-            steering: drives the policy.
-        """
+        """Set up before the first step."""
         self.steering = steering
         self._metrics = Metrics() if get_tp_group().is_first_rank else None
         self._step_start = 0.0

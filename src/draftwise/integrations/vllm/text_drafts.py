@@ -53,12 +53,7 @@ class TextProposer(ABC):
 
     @abstractmethod
     def propose(self, texts: Texts, views: Sequence[RequestView]) -> Proposals:
-        """Propose at most ``room`` tokens for each request.
-
-        Args:
-            texts: the texts.
-            views: the requests of the step.
-        """
+        """Propose at most ``room`` tokens for each request."""
 
     def learn(self, results: Sequence[Verified | None]) -> None:  # noqa: B027
         """Learn from the verification of the last proposals.

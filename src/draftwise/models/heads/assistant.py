@@ -68,10 +68,6 @@ class AssistantModel(DraftHead):
     def __init__(self, spec: AssistantSpec, target: PackedModel) -> None:
         """Take over an assistant.
 
-        Args:
-            spec: the assistant.
-            target: the target.
-
         Raises:
             UnsupportedModelError: the target's final norm is not found.
         """

@@ -208,12 +208,7 @@ def head_sizes(config: DraftHeadConfig) -> HeadSizes:
 
 
 def head_layers(config: HeadConfig, max_model_len: int) -> list[LayerShape]:
-    """The keys and values of each layer for one token.
-
-    Args:
-        config: the head's configuration.
-        max_model_len: longest context that is served.
-    """
+    """The keys and values of each layer for one token."""
     windows = [None if w is None or w >= max_model_len else w for w in config.windows]
     heads, size = config.num_kv_heads, config.head_size
     return [LayerShape(heads, size, size, window) for window in windows]

@@ -37,13 +37,7 @@ class Measurement:
     """What the signals tell of the acceptance of the tokens of a recording."""
 
     def __init__(self, recording: Recording, sampling: Sampling, times: PassTimes) -> None:
-        """Set up without fitting anything.
-
-        Args:
-            recording: recorded drafts.
-            sampling: how their tokens were sampled.
-            times: what passes cost.
-        """
+        """Set up without fitting anything."""
         self._times = times
         self._by_fold: dict[tuple[int, str, str | None, bool], list[price.Fold]] = {}
         self._recording, self._sampling = recording, sampling

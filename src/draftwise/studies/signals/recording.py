@@ -101,10 +101,6 @@ def record(bench: Workbench, sampling: Sampling) -> Recording:
 
     With plain sampling at temperature 1, the target itself is one more companion, so that the
     overlap of draft and target is known.
-
-    Args:
-        bench: provides models and prompts.
-        sampling: how tokens are sampled.
     """
     s, names = bench.settings, companion_names(bench)
     bench.status(f"recording drafts at {sampling.name}")

@@ -237,12 +237,7 @@ class ReplicatedCompanion(CompanionModel):
     """Divides scoring between the engine's own companion and its replicas."""
 
     def __init__(self, shares: Shares, vocab_size: int) -> None:
-        """Set up.
-
-        Args:
-            shares: divides batches among the replicas.
-            vocab_size: the target's vocabulary size.
-        """
+        """Set up."""
         assert shares.companion is not None
         super().__init__(shares.companion, vocab_size)
         self._shares = shares
