@@ -57,10 +57,6 @@ class Recipe(ABC):
     def __init__(self, settings: TrainingSettings, trust_remote_code: bool = False) -> None:
         """Create the recipe, and read the draft that the settings name.
 
-        Args:
-            settings: settings of the run.
-            trust_remote_code: whether to run code that comes with the target or a named draft.
-
         Raises:
             DraftwiseError: a named draft is not found, or cannot be read.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from draftwise.engine.proposers.base import Proposer
 from draftwise.policies.router import PolicyRouter
 
 
+@dataclass(eq=False)
 class SpeculationPipeline:
     """Proposer, companion and policies, with the state of one step.
 
@@ -26,25 +27,10 @@ class SpeculationPipeline:
         oracle: scores drafts instead of the companion, for studies.
     """
 
-    def __init__(
-        self,
-        policies: PolicyRouter,
-        proposer: Proposer,
-        companion: Companion | None,
-        oracle: TargetOracle | None = None,
-    ) -> None:
-        """Set up.
-
-        Args:
-            policies: decide how much is drafted and verified.
-            proposer: drafts tokens.
-            companion: scores drafts; ``None`` without one.
-            oracle: scores drafts instead of the companion, for studies.
-        """
-        self.policies = policies
-        self.proposer = proposer
-        self.companion = companion
-        self.oracle = oracle
+    policies: PolicyRouter
+    proposer: Proposer
+    companion: Companion | None
+    oracle: TargetOracle | None = None
 
     @property
     def followers(self) -> Sequence[FollowsRequests]:

@@ -17,11 +17,7 @@ class GroupRatio:
     """
 
     def __init__(self, accepted: Floats, expected: Floats) -> None:
-        """Start from given sums.
-
-        Args:
-            accepted, expected: ``[groups]``, of any number of dimensions.
-        """
+        """Start from given sums, of groups in any number of dimensions."""
         self.accepted, self.expected = accepted, expected
 
     def mean(self, at: tuple[Integers, ...], prior: Floats | float, weight: float) -> Floats:

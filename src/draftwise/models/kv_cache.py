@@ -81,14 +81,9 @@ class KVCache:
         max_new_tokens: int | None = None,
         recurrent: RecurrentShapes | None = None,
     ) -> None:
-        """Allocate memory.
+        """Allocate memory. Arguments that are not listed are attributes.
 
         Args:
-            layers: shape of each layer.
-            num_cache_slots: maximum number of requests in the cache.
-            capacity: maximum number of tokens of a request.
-            dtype: type of keys and values.
-            device: device that holds the cache.
             max_new_tokens: maximum number of new tokens of one request in one pass; ``None`` for
                 no limit, and no rings.
             recurrent: what layers with a recurrence keep of a request; ``None`` without such

@@ -65,7 +65,7 @@ class PackedModel:
         dtype: dtype of the weights.
         device: device of the weights.
         layers: shape of the keys and values that each layer stores per token.
-        recurrent: what layers with a recurrence keep of a request.
+        recurrent: what layers with a recurrence keep of a request; empty without such layers.
         native: Draftwise's native kernels for whole passes; ``None`` where they do not support the
             model.
         slow_path: why the model does not run on the fast path of its device; ``None`` if it does.
@@ -86,22 +86,13 @@ class PackedModel:
         slow_path: SlowPath | None = None,
         recurrent: RecurrentShapes | None = None,
     ) -> None:
-        """Take over the parts of a model.
+        """Take over the parts of a model. Arguments that are not listed are attributes.
 
         Args:
-            role: ``"target"``, ``"draft"``, …; named in errors.
-            family: what kind of model it is; named in errors.
-            layers: shape of the keys and values that each layer stores per token.
-            vocab_size: width of the logits.
-            hidden_size: size of the residual stream.
             embedding: ``[tokens, size]`` the token embedding, in the dtype and on the device of the
                 weights; or the rows that it is expanded from when it is needed.
-            native: the native kernels; ``None`` where they do not support the model.
             forward: the forward pass without native kernels; ``None`` where the native kernels or a
                 subclass compute all passes.
-            slow_path: why the model does not run on the fast path of its device.
-            recurrent: what layers with a recurrence keep of a request; ``None`` without such
-                layers.
         """
         self.role, self.family = role, family
         self.layers = layers

@@ -101,13 +101,7 @@ class Shares:
     def __init__(
         self, replicas: Replicas, draft: CachedModel, companion: CachedModel | None
     ) -> None:
-        """Set up.
-
-        Args:
-            replicas: the replica processes.
-            draft: the engine's own draft model.
-            companion: the engine's own companion; ``None`` without a companion.
-        """
+        """Set up."""
         self.replicas = replicas
         self.draft, self.companion = draft, companion
         self._known: dict[int, tuple[int, int]] = {}
