@@ -169,7 +169,7 @@ def test_an_interrupt_loses_no_memory_and_stores_nothing(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(cache, "read_blocks", interrupted)
+        patched.setattr(store._memory, "store", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.store(0, text, "")
     assert store.restore(1, text, "", 63) == 0

@@ -29,6 +29,13 @@ def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(flat[first : first + size]).view(dtype).view(shape)
 
 
+def cache_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros on a device; on a CPU, pages become resident only when they are written."""
+    if device.type == "cpu":
+        return host_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
 class ReusedMemory:
     """Memory for results of changing size, of which a few are in use at a time.
 

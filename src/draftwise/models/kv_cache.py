@@ -13,17 +13,13 @@ import torch
 from torch import Tensor
 
 from draftwise.errors import CacheExhaustedError
-from draftwise.models.host_memory import host_zeros
+from draftwise.models.host_memory import cache_zeros
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.recurrent.cache import RecurrentCache
 from draftwise.models.recurrent.shapes import RecurrentShapes
 
 # The size of a ring is a multiple of this, so that a kernel's block of keys never wraps around.
 _RING_BLOCK = 64
-
-
-# Keys and values of each layer, for blocks of tokens.
-Blocks = list[tuple[Tensor, Tensor]]
 
 
 class KeptPath(NamedTuple):
@@ -124,7 +120,7 @@ class KVCache:
                 self.ring_bytes += num_cache_slots * self.recurrent.bytes_per_slot
             self._slots = [
                 tuple(
-                    _zeros((num_cache_slots * size + 1, s.num_heads, width), dtype, device)
+                    cache_zeros((num_cache_slots * size + 1, s.num_heads, width), dtype, device)
                     for width in (s.key_size, s.value_size)
                 )
                 for s, size in zip(layers, self.sizes, strict=True)
@@ -195,6 +191,11 @@ class KVCache:
             with ``token_slots = num_cache_slots * size + 1``.
         """
         k, v = self._slots[layer]
+        return k, v
+
+    def by_slot(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Views of all keys and values of a layer, ``[cache_slots, size, heads, width]`` each."""
+        k, v = self._layers[layer]
         return k, v
 
     def read(
@@ -357,95 +358,10 @@ class KVCache:
         """The first position that is still in a ring of a size."""
         return max(self._written[cache_slot] - size, self._first_valid[cache_slot])
 
+    def restored_from(self, cache_slot: int, position: int) -> None:
+        """Record that the rings of a cache slot have no tokens before a position."""
+        self._first_valid[cache_slot] = max(self._first_valid[cache_slot], position)
+
     def holds(self, cache_slot: int, position: int) -> bool:
         """Whether all layers hold the tokens of a cache slot from a position on."""
         return all(position >= self._first_held(cache_slot, size) for _, size in self._rings)
-
-    def new_blocks(self, num_blocks: int, block_size: int) -> Blocks:
-        """Memory for blocks of consecutive tokens.
-
-        Args:
-            num_blocks: number of blocks.
-            block_size: tokens of a block. It divides the size of every ring.
-
-        Returns:
-            Keys and values of each layer, ``[num_blocks, block_size, heads, size]`` each.
-
-        Raises:
-            CacheExhaustedError: there is not enough memory.
-        """
-        dtype, device = self.dtype, self.device
-        try:
-            return [
-                (
-                    _zeros((num_blocks, block_size, s.num_heads, s.key_size), dtype, device),
-                    _zeros((num_blocks, block_size, s.num_heads, s.value_size), dtype, device),
-                )
-                for s in self.layers
-            ]
-        except (RuntimeError, MemoryError) as error:
-            raise CacheExhaustedError(
-                "enable_prefix_caching", f"no memory for {num_blocks} blocks of {block_size} tokens"
-            ) from error
-
-    def read_blocks(
-        self, cache_slot: int, first: int, memory: Blocks, places: Sequence[int]
-    ) -> None:
-        """Copy consecutive blocks of a cache slot to memory.
-
-        Args:
-            cache_slot: the cache slot.
-            first: number of blocks before the first one.
-            memory: memory of :meth:`new_blocks`.
-            places: index of each block in the memory.
-        """
-        if not places:
-            return
-        to = torch.tensor(places, device=self.device)
-        for blocks, pair, size in zip(memory, self._layers, self.sizes, strict=True):
-            for stored, numbers in zip(blocks, pair, strict=True):
-                rows = _in_blocks(numbers[cache_slot], size, stored.shape[1])
-                at = torch.arange(first, first + len(places), device=self.device) % len(rows)
-                stored.index_copy_(0, to, rows[at])
-
-    def write_blocks(
-        self, cache_slot: int, first: int, memory: Blocks, places: Sequence[int]
-    ) -> None:
-        """Copy blocks from memory to consecutive tokens of a cache slot.
-
-        Layers with a ring get only the blocks that the tokens after them attend to. The caller
-        advances the cache slot.
-
-        Args:
-            cache_slot: the cache slot.
-            first: number of blocks before the first one.
-            memory: memory of :meth:`new_blocks`.
-            places: index of each block in the memory.
-        """
-        block_size = memory[0][0].shape[1]
-        end = first + len(places)
-        for index, (blocks, pair) in enumerate(zip(memory, self._layers, strict=True)):
-            layer, size, start = self.layers[index], self.sizes[index], first
-            if size < self.capacity:
-                needed = layer.first_visible(end * block_size) // block_size
-                if needed > first:
-                    start = needed
-                    valid = max(self._first_valid[cache_slot], needed * block_size)
-                    self._first_valid[cache_slot] = valid
-            chosen = torch.tensor(places[start - first :], device=self.device, dtype=torch.long)
-            for stored, numbers in zip(blocks, pair, strict=True):
-                rows = _in_blocks(numbers[cache_slot], size, block_size)
-                at = torch.arange(start, end, device=self.device) % len(rows)
-                rows.index_copy_(0, at, stored[chosen])
-
-
-def _in_blocks(tokens: Tensor, size: int, block_size: int) -> Tensor:
-    """``[blocks, block_size, heads, width]``, a view of the whole blocks of a cache slot."""
-    return tokens[: size // block_size * block_size].unflatten(0, (-1, block_size))  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU, pages become resident only when they are written."""
-    if device.type == "cpu":
-        return host_zeros(shape, dtype)
-    return torch.zeros(shape, dtype=dtype, device=device)

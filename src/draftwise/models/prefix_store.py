@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from draftwise.models.cache_blocks import CacheBlocks
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.recurrent.snapshots import Snapshots
 
@@ -75,7 +76,7 @@ class PrefixStore:
         self._with_state: OrderedDict[int, _Block] = OrderedDict()
         # Of each cache slot, the newest position whose states were taken, and their index.
         self._newest: dict[int, tuple[int, int]] = {}
-        self._memory = cache.new_blocks(num_blocks, BLOCK_SIZE)
+        self._memory = CacheBlocks(cache, num_blocks, BLOCK_SIZE)
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._free = list(range(num_blocks - 1, -1, -1))
         self._next_number = 0
@@ -143,7 +144,7 @@ class PrefixStore:
             return length
         self._touch(chain)
         first = length // BLOCK_SIZE
-        cache.write_blocks(cache_slot, first, self._memory, [each.place for each in chain[first:]])
+        self._memory.restore(cache_slot, first, [each.place for each in chain[first:]])
         last = chain[-1]
         if self._snapshots is not None and last.state is not None:
             self._snapshots.restore(last.state, cache_slot, end)
@@ -187,7 +188,7 @@ class PrefixStore:
                 key = (salt if before is None else before.number), text
                 new.append(_Block(self._next_number, key, place))
                 self._next_number += 1
-            cache.read_blocks(cache_slot, known, self._memory, places)
+            self._memory.store(cache_slot, known, places)
         except BaseException:
             self._free.extend(places)
             raise

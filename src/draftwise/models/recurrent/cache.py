@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.models.host_memory import host_zeros
+from draftwise.models.host_memory import cache_zeros
 from draftwise.models.recurrent.shapes import RecurrentShapes
 
 # Rows of tokens that may be rejected: the most that are drafted, and the token before them.
@@ -59,9 +59,7 @@ class RecurrentCache:
         self.shapes = shapes
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            if device.type == "cpu":
-                return host_zeros(shape, dtype)
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return cache_zeros(shape, dtype, device)
 
         self.states = [zeros(num_slots, s.heads, s.keys, s.values) for s in shapes.states]
         rows = num_slots, MAX_ROWS

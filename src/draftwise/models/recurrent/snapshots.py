@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.models.host_memory import host_zeros
+from draftwise.models.host_memory import cache_zeros
 from draftwise.models.recurrent.cache import RecurrentCache
 from draftwise.models.recurrent.computation import state_at
 
@@ -18,9 +18,7 @@ class Snapshots:
         self._cache = cache
 
         def like(memory: Tensor, *shape: int) -> Tensor:
-            if memory.device.type == "cpu":
-                return host_zeros((count, *shape), memory.dtype)
-            return torch.zeros(count, *shape, dtype=memory.dtype, device=memory.device)
+            return cache_zeros((count, *shape), memory.dtype, memory.device)
 
         self._states = [like(each, *each.shape[1:]) for each in cache.states]
         self._inputs = [
