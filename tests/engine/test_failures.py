@@ -12,6 +12,7 @@ from draftwise.outputs import FinishReason
 from ..refusals import error_of
 from ..stand_ins import SOURCES_WITH_A_MODEL, unguarded
 from ..tiny_models import Recipe
+from .assembly import token_ids, varied_work
 from .test_lossless import NOT_UNLIKELY, Case
 
 VOCAB = 32
@@ -42,7 +43,7 @@ def break_token(packed_model, token):
 
 
 def work(count, kinds):
-    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
+    prompts, _ = varied_work(count)
     params = [
         SamplingParams(
             max_tokens=6 + index % 9, seed=index, logit_bias=AVOIDED, **kinds[index % len(kinds)]
@@ -50,10 +51,6 @@ def work(count, kinds):
         for index in range(count)
     ]
     return prompts, params
-
-
-def token_ids(outputs):
-    return [output.token_ids for output in outputs]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from draftwise.outputs import FinishReason
 
 from ..stand_ins import unguarded
 from ..tiny_models import Recipe
+from .assembly import token_ids, varied_work
 
 RECIPE = Recipe(vocab=16, seed=6)
 GIB = 2**30
@@ -19,21 +20,10 @@ def build(models, **options):
     return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
 
 
-def work(count):
-    """Prompts of many lengths with their sampling parameters."""
-    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
-    params = [SamplingParams(max_tokens=1 + index % 14, seed=index) for index in range(count)]
-    return prompts, params
-
-
-def token_ids(outputs):
-    return [output.token_ids for output in outputs]
-
-
 @pytest.fixture(scope="module")
 def expected(models):
     """The outputs of 50 requests that all run at once."""
-    return token_ids(build(models, max_batch_size=50).generate(*work(50)))
+    return token_ids(build(models, max_batch_size=50).generate(*varied_work(50)))
 
 
 def assert_idle(llm):
@@ -49,7 +39,7 @@ def assert_idle(llm):
 def test_requests_beyond_the_batch_size_wait(models, expected, max_batch_size):
     llm = build(models, max_batch_size=max_batch_size, max_chunk_tokens=6)
     sizes = []
-    outputs = llm.generate(*work(50), on_step=lambda requests: sizes.append(len(requests)))
+    outputs = llm.generate(*varied_work(50), on_step=lambda requests: sizes.append(len(requests)))
     assert token_ids(outputs) == expected
     assert max(sizes) == max_batch_size
     assert_idle(llm)
@@ -70,7 +60,7 @@ def test_requests_are_admitted_in_order_of_arrival(models):
 
 def test_late_requests_give_the_same_texts(models, expected):
     llm = build(models, max_batch_size=5)
-    prompts, params = work(50)
+    prompts, params = varied_work(50)
     requests = []
     while len(requests) < 50 or llm.engine.num_unfinished:
         for _ in range(len(requests) % 3 + 1):
@@ -94,7 +84,8 @@ def test_a_small_cache_makes_requests_wait(models, expected):
     llm = build(models, max_batch_size=50, cache_gib=size)
     running = []
     outputs = llm.generate(
-        *work(50), on_step=lambda _: running.append(llm.engine._scheduler.num_reserved_tokens)
+        *varied_work(50),
+        on_step=lambda _: running.append(llm.engine._scheduler.num_reserved_tokens),
     )
     assert token_ids(outputs) == expected
     assert 25 < max(running) <= 2.5 * 25
@@ -110,8 +101,8 @@ def test_a_request_that_never_fits_is_refused(models, expected):
     assert "21 tokens" in str(caught.value)
     assert "20 in all" in str(caught.value)
     assert llm.generate([1, 2, 3], SamplingParams(max_tokens=17))[0].error is None
-    outputs = llm.generate(*work(50))
-    for output, tokens, prompt, params in zip(outputs, expected, *work(50), strict=True):
+    outputs = llm.generate(*varied_work(50))
+    for output, tokens, prompt, params in zip(outputs, expected, *varied_work(50), strict=True):
         if len(prompt) + params.max_tokens > 20:
             assert isinstance(output.error, CacheExhaustedError)
         else:
@@ -139,7 +130,7 @@ def test_a_request_reserves_no_more_than_the_context(models):
 def test_cancelled_requests_do_not_affect_others(models, expected, after, victims):
     """They are cancelled while they wait, during their prompt, or during generation."""
     llm = build(models, max_batch_size=12, max_chunk_tokens=8)
-    requests = [llm.engine.add(None, *item) for item in zip(*work(50), strict=True)]
+    requests = [llm.engine.add(None, *item) for item in zip(*varied_work(50), strict=True)]
     for _ in range(after):
         llm.engine.step()
     for victim in victims:
@@ -166,7 +157,7 @@ def test_a_callback_can_cancel_requests(models, expected):
             if request.request_id % 2 and request.num_output_tokens >= 3:
                 llm.engine.cancel(request)
 
-    outputs = llm.generate(*work(50), on_step=cancel_odd)
+    outputs = llm.generate(*varied_work(50), on_step=cancel_odd)
     for index, output in enumerate(outputs):
         if output.finish_reason is FinishReason.CANCELLED:
             assert index % 2
@@ -183,9 +174,9 @@ def test_an_exception_in_a_callback_cancels_the_call(models, expected):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(*work(50), on_step=fail)
+        llm.generate(*varied_work(50), on_step=fail)
     assert_idle(llm)
-    assert token_ids(llm.generate(*work(50))) == expected
+    assert token_ids(llm.generate(*varied_work(50))) == expected
 
 
 def test_an_exception_in_a_model_leaves_the_engine_usable(models, expected, monkeypatch):
@@ -201,14 +192,14 @@ def test_an_exception_in_a_model_leaves_the_engine_usable(models, expected, monk
 
     monkeypatch.setattr(type(llm.target.model), "forward", fail_once)
     with pytest.raises(MemoryError):
-        llm.generate(*work(50))
+        llm.generate(*varied_work(50))
     assert_idle(llm)
-    assert token_ids(llm.generate(*work(50))) == expected
+    assert token_ids(llm.generate(*varied_work(50))) == expected
 
 
 def test_two_streams_and_a_call_share_the_engine(models, expected):
     llm = build(models, max_batch_size=4)
-    prompts, params = work(50)
+    prompts, params = varied_work(50)
     streams = [llm.stream(prompts[i::2], params[i::2]) for i in range(2)]
     texts = [[[] for _ in prompts[i::2]] for i in range(2)]
     turn = 0

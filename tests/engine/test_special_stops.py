@@ -8,8 +8,8 @@ from draftwise import SamplingParams
 from draftwise.engine.text import TextBuilder
 from draftwise.outputs import FinishReason
 
-from ..tiny_models import BOS, EOS, MARK, bigram_model, chain_logits, pieces_tokenizer, save
-from .test_stopping import CONTEXT, DRAFTS, build, streamed
+from ..tiny_models import BOS, EOS, MARK, pieces_tokenizer
+from .test_stopping import DRAFTS, build, chain_folders, streamed
 from .test_text import REPLACEMENT, TOKENIZER, encode, release
 
 SPECIALS = (BOS, EOS, MARK)
@@ -167,15 +167,7 @@ CHAIN = encode("".join(PARTS))
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A target that repeats the parts forever, a draft equal to it, and a worse draft."""
-    root = tmp_path_factory.mktemp("specials")
-    right = chain_logits(len(TOKENIZER), CHAIN)
-    wrong = right.clone()
-    for token in CHAIN[::4]:
-        wrong[token] = wrong[token].roll(1)
-    return {
-        name: save(bigram_model(logits, CONTEXT), root / name, tokenizer=True)
-        for name, logits in (("target", right), ("perfect", right), ("broken", wrong))
-    }
+    return chain_folders(tmp_path_factory.mktemp("specials"), CHAIN)
 
 
 @pytest.mark.slow

@@ -26,16 +26,18 @@ DRAFTS = ["none", "perfect", "broken"]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A target that repeats ``TEXT`` forever, a draft equal to it, and a worse draft."""
-    root = tmp_path_factory.mktemp("chains")
-    vocab = len(TOKENIZER)
-    right = chain_logits(vocab, CHAIN)
+    return chain_folders(tmp_path_factory.mktemp("chains"), CHAIN)
+
+
+def chain_folders(root, chain):
+    """A target that repeats a chain of tokens forever, a draft equal to it, and a worse draft."""
+    right = chain_logits(len(TOKENIZER), chain)
     wrong = right.clone()
-    for token in CHAIN[::4]:
+    for token in chain[::4]:
         wrong[token] = wrong[token].roll(1)
     return {
-        "target": save(bigram_model(right, CONTEXT), root / "target", tokenizer=True),
-        "perfect": save(bigram_model(right, CONTEXT), root / "perfect", tokenizer=True),
-        "broken": save(bigram_model(wrong, CONTEXT), root / "broken", tokenizer=True),
+        name: save(bigram_model(logits, CONTEXT), root / name, tokenizer=True)
+        for name, logits in (("target", right), ("perfect", right), ("broken", wrong))
     }
 
 
