@@ -28,7 +28,7 @@ GREEDY = SamplingParams(max_tokens=20, temperature=0)
 def draft_names(models, kind, recipe):
     """Names of the drafts of a kind."""
     vocab = recipe.vocab
-    if kind in ("suffix", "ngram"):
+    if kind == "suffix":
         return [kind]
     if kind == "exit":
         return ["target:exit=2"]
@@ -62,12 +62,11 @@ def engine_with(models, place, kind, recipe, policy="fixed", max_batch_size=16, 
     )
 
 
-CHAINS = ["suffix", "ngram", "head", "eagle", "exit", "adapted exit", "suffix and head"]
+CHAINS = ["suffix", "head", "eagle", "exit", "adapted exit", "suffix and head"]
 TREES = ["suffix", "model", "head", "eagle"]
 # Each kind of draft, with one of three policies. EAGLE-2's rules grow trees of models and heads.
 CHAIN_POLICIES = [
     ("suffix", "adaptive"),
-    ("ngram", "fixed"),
     ("head", "svip"),
     ("eagle", "fixed"),
     ("exit", "adaptive"),
