@@ -1,9 +1,38 @@
-"""Passes of single models: in pieces, with any number of threads, and as of large models."""
+"""Random models, and their passes: in pieces, with any number of threads, as of large ones."""
 
 import torch
+import transformers
 
 from draftwise.kernels.native import suitability
 from draftwise.models.segment import Segment
+
+from ..tiny_models import randomise
+
+# Sizes without whole vectors.
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
+
+
+def random_model(family, **settings):
+    """A model of ``transformers``.
+
+    Args:
+        family: beginning of the name of its configuration; what follows a comma is ignored.
+        **settings: of the configuration, in place of :data:`SIZES`.
+    """
+    name = family.partition(",")[0]
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
+    torch.manual_seed(2)  # decays are drawn
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomise(model, 3, 2.0)
+    return model
 
 
 @torch.inference_mode()

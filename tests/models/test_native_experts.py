@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import transformers
 from gguf import GGMLQuantizationType as Type
 from torch import nn
 
@@ -17,24 +16,13 @@ from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.segment import Segment
 from draftwise.models.structure import relative_errors
 
-from ..tiny_models import randomise
 from .gguf_files import CASES, make
-from .passes import assert_same_with_any_threads, logits_of
+from .passes import SIZES, assert_same_with_any_threads, logits_of, random_model
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
 CPU = torch.device("cpu")
 CONTEXT = 64
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "pad_token_id": None,
-}
 # Two of three layers of Qwen have experts. The scores of Glm4Moe are corrected and scaled.
 FAMILIES = {
     "Mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
@@ -78,10 +66,8 @@ ARCHITECTURES = {family.partition(",")[0] for family in FAMILIES}
 
 
 def build(family, **settings):
-    name = family.partition(",")[0]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **FAMILIES[family], **settings})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    randomise(model, 3, 2.0)
+    settings = {"max_position_embeddings": CONTEXT, **FAMILIES[family], **settings}
+    model = random_model(family, **settings)
     generator = torch.Generator().manual_seed(4)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):

@@ -21,25 +21,14 @@ from draftwise.models.recurrent.computation import state_at
 from draftwise.models.segment import Segment
 from draftwise.models.structure import relative_errors
 
-from ..tiny_models import randomise
 from .gguf_files import CASES, make
-from .passes import assert_same_with_any_threads, logits_of
+from .passes import SIZES, assert_same_with_any_threads, logits_of, random_model
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
 CPU = torch.device("cpu")
 CONTEXT = 200
-VOCAB = 61
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "pad_token_id": None,
-}
+VOCAB = SIZES["vocab_size"]
 DELTA_NET = {
     "head_dim": 16,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -120,12 +109,7 @@ WRONG = torch.randint(0, VOCAB, (170,), generator=torch.Generator().manual_seed(
 
 
 def build(family):
-    name = family.partition(",")[0]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **FAMILIES[family]})
-    torch.manual_seed(2)  # decays are drawn
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    randomise(model, 3, 2.0)
-    return model
+    return random_model(family, max_position_embeddings=CONTEXT, **FAMILIES[family])
 
 
 def packed(family, dtype=torch.float32):
