@@ -12,8 +12,8 @@ from draftwise.models.segment import Segment
 from draftwise.models.static_steps import StepMode
 
 from ..tiny_models import FAMILIES, Recipe
+from .passes import rms_error
 
-CPU = torch.device("cpu")
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1], [8, 2, 8, 1, 8]]
 SEGMENTS = [Segment(0, 0, 9), Segment(1, 0, 3), Segment(3, 0, 5)]
 TOKENS = [token for text in TEXTS for token in text]
@@ -72,11 +72,11 @@ def states_of(model, layers, logit_rows=(0, 16)):
     return tap.rows
 
 
-def load(models, recipe, native=True):
+def load(models, recipe, native=True, dtype=torch.float32):
     with pytest.MonkeyPatch.context() as patch:
         if not native:
             patch.setattr(pretrained, "native_pass", lambda _: None)
-        return load_model(models.folder(recipe), "target", torch.float32, CPU).model
+        return load_model(models.folder(recipe), "target", dtype, torch.device("cpu")).model
 
 
 @torch.inference_mode()
@@ -124,9 +124,8 @@ def test_static_steps_keep_what_they_returned(models):
 def test_states_in_bfloat16(models):
     """The kernels round the residual stream to the model's dtype."""
     recipe = Recipe("llama", 16)
-    model = load_model(models.folder(recipe), "target", torch.bfloat16, CPU).model
+    model = load(models, recipe, dtype=torch.bfloat16)
     states = states_of(model, (0, 1, 2))
     assert states.dtype == torch.bfloat16
     expected = expected_states(models, recipe, (0, 1, 2))
-    error = (states.float() - expected).square().mean().sqrt() / expected.std()
-    assert error < 0.03
+    assert rms_error(states, expected) < 0.03

@@ -4,30 +4,17 @@ import pytest
 import torch
 
 from draftwise.kernels.native.library import native_library
-from draftwise.models import pretrained
 from draftwise.models.decoder import DecoderForward
-from draftwise.models.loading import load_model
 from draftwise.models.model_part import ModelPart
-from draftwise.models.segment import Segment
 
 from ..engine.exits import exit_logits
 from ..tiny_models import FAMILIES, RECURRENT, Recipe
+from .test_hidden_states import SEGMENTS, TEXTS, TOKENS, load
 
-CPU = torch.device("cpu")
-TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1], [8, 2, 8, 1, 8]]
-SEGMENTS = [Segment(0, 0, 9), Segment(1, 0, 3), Segment(3, 0, 5)]
-TOKENS = [token for text in TEXTS for token in text]
 ROWS = range(len(TOKENS))
 LAYERS = {"num_hidden_layers": 3}
 # Their layers are listed one by one.
 OWN_LAYERS = ("gemma3_text", "gemma4_text")
-
-
-def load(models, recipe, native=True, dtype=torch.float32):
-    with pytest.MonkeyPatch.context() as patch:
-        if not native:
-            patch.setattr(pretrained, "native_pass", lambda _: None)
-        return load_model(models.folder(recipe), "target", dtype, CPU).model
 
 
 def in_parts(model, exits, logit_rows=ROWS):
