@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.batch import HistoryStore
+from draftwise.engine.cache_memory import CacheMemory
 from draftwise.engine.cached_assistant import CachedAssistant
 from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_model import CachedModel
@@ -29,7 +30,7 @@ from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
 from draftwise.engine.verification import TargetVerifier
-from draftwise.errors import CacheExhaustedError, InvalidParameterError
+from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.assistant import AssistantModel
@@ -39,8 +40,6 @@ from draftwise.models.heads.parallel_model import ParallelHeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.prefix_store import BLOCK_SIZE
-from draftwise.models.recurrent.snapshots import Snapshots
 from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 from draftwise.speculation import SpeculationConfig
@@ -48,12 +47,6 @@ from draftwise.values import boolean, integer, set_fields
 
 # Minimum of ``max_new_tokens``, so that ``num_speculative_tokens`` can be raised later.
 _MIN_NEW_TOKENS = 64
-# Fraction of the memory for the caches that stored prefixes may use.
-_PREFIX_SHARE = 0.25
-# Maximum number of tokens of stored prefixes per token of running requests.
-_MAX_PREFIXES = 4
-# Positions of which recurrent states are stored, per running request.
-_STATES_PER_REQUEST = 4
 
 
 @dataclass(frozen=True)
@@ -189,15 +182,12 @@ class Assembly:
         self._context = replace(
             self._context, has_draft=bool(proposers), has_companion=companion is not None
         )
-        num_states = self._num_prefix_states()
-        num_blocks = self._num_prefix_blocks() if num_states != 0 else 0
-        self._max_cached_tokens = self._most_cached_tokens(
-            num_blocks * self._block_bytes() + (num_states or 0) * self._state_bytes()
-        )
+        memory = CacheMemory(self._caches, options.cache_bytes, options.caches_prefixes)
+        self._max_cached_tokens = memory.max_cached_tokens
         self.prefixes = None
-        if num_blocks:
+        if memory.num_blocks:
             self.prefixes = PrefixCache(
-                self._target_cache, self._cached_models, num_blocks, num_states or 0
+                self._target_cache, self._cached_models, memory.num_blocks, memory.num_states
             )
 
     def pipelines(self, count: int = 1) -> list[SpeculationPipeline]:
@@ -336,71 +326,6 @@ class Assembly:
             if getattr(speculation, name) and "suffix" not in proposers:
                 raise InvalidParameterError(name, "needs the draft 'suffix'")
         return load_corpus(speculation, self._models.target.tokenizer)
-
-    def _num_prefix_blocks(self) -> int:
-        """Blocks of the prefix cache; 0 for none.
-
-        They use at most a part of the memory for the caches, and leave room for the longest
-        request.
-        """
-        if not self._options.caches_prefixes:
-            return 0
-        target, cache_bytes = self._target_cache, self._options.cache_bytes
-        running = target.num_cache_slots * target.capacity // BLOCK_SIZE
-        if cache_bytes is None:
-            return int(_PREFIX_SHARE * running)
-        longest = target.capacity * sum(cache.bytes_per_token for cache in self._caches)
-        left = cache_bytes - longest - sum(cache.ring_bytes for cache in self._caches)
-        room = max(0, min(int(_PREFIX_SHARE * cache_bytes), left))
-        return min(_MAX_PREFIXES * running, room // self._block_bytes())
-
-    def _num_prefix_states(self) -> int | None:
-        """Positions of which the prefix cache stores recurrent states; ``None`` without states."""
-        size, cache_bytes = self._state_bytes(), self._options.cache_bytes
-        if not size:
-            return None
-        most = _STATES_PER_REQUEST * self._target_cache.num_cache_slots
-        if cache_bytes is None:
-            return most
-        return min(most, int(_PREFIX_SHARE * cache_bytes) // size)
-
-    def _state_bytes(self) -> int:
-        """Memory of the recurrent states of all models at one position."""
-        recurrent = (cache.recurrent for cache in self._caches)
-        return sum(Snapshots.num_bytes(each) for each in recurrent if each is not None)
-
-    def _most_cached_tokens(self, prefix_bytes: int) -> int:
-        """The maximum number of cache tokens reserved over all requests.
-
-        Args:
-            prefix_bytes: memory of the prefix cache.
-        """
-        target, cache_bytes = self._target_cache, self._options.cache_bytes
-        whole = target.num_cache_slots * target.capacity
-        if cache_bytes is None:
-            return whole
-        rings = sum(cache.ring_bytes for cache in self._caches)
-        rest = cache_bytes - rings - prefix_bytes
-        per_token = sum(cache.bytes_per_token for cache in self._caches)
-        most = min(whole, max(0, rest) // per_token) if per_token else whole
-        if most < 1:
-            raise CacheExhaustedError(
-                "cache_gib",
-                f"holds no token: of {cache_bytes / 2**30:.3g} GiB, sliding windows and recurrent "
-                f"states take {rings / 2**30:.3g} GiB at a batch size of {target.num_cache_slots}; "
-                "give more, or reduce max_batch_size",
-            )
-        return most
-
-    def _block_bytes(self) -> int:
-        """Memory of one block of prefix tokens in all models, which is 1 without attention."""
-        return max(
-            1,
-            BLOCK_SIZE
-            * sum(
-                layer.token_bytes(cache.dtype) for cache in self._caches for layer in cache.layers
-            ),
-        )
 
     def _cached_model(self, model: LoadedModel) -> CachedModel:
         if isinstance(model.model, ExitModel):
