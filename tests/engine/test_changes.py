@@ -61,9 +61,7 @@ def test_a_mixed_batch_is_lossless(models):
         return add(prompt, ids, params, RequestSpeculation(policy=names[turn]))
 
     engine.add = add_with_policy
-    requests = case.requests(engine, case.num_requests)
-    finish(engine)
-    tokens = case.first_tokens(requests)
+    tokens, requests = case.said_by(engine)
     assert all(request.stats.lossless for request in requests)
     assert min(case.p_values(models, tokens)) > NOT_UNLIKELY
 

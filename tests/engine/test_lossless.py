@@ -109,23 +109,27 @@ class Case:
 
     def sampled(self, models, num_requests=None, max_batch_size=512):
         """``[settings, requests, num_tokens]`` first tokens, and the requests."""
-        engine = self.engine(models, max_batch_size)
+        return self.said_by(self.engine(models, max_batch_size), num_requests)
+
+    def said_by(self, engine, num_requests=None):
+        """``[settings, requests, num_tokens]`` first tokens of an engine, and the requests."""
         requests = self.requests(engine, num_requests or self.num_requests)
         while engine.num_unfinished:
             engine.step()
-        return self.first_tokens(requests), requests
-
-    def first_tokens(self, requests):
-        """``[settings, requests, num_tokens]`` first tokens of requests of all settings in turn."""
         first = [r.output().token_ids[: self.num_tokens] for r in requests]
-        return torch.tensor(first).view(-1, len(self.settings), self.num_tokens).transpose(0, 1)
+        tokens = torch.tensor(first).view(-1, len(self.settings), self.num_tokens)
+        return tokens.transpose(0, 1), requests
 
     def p_values(self, models, tokens):
-        """One for each setting."""
-        model = models.reference(self.recipe)
+        """One for each setting that is sampled."""
+        return self.p_values_of(models.reference(self.recipe), tokens)
+
+    def p_values_of(self, reference, tokens):
+        """The same for a target as ``transformers`` computes it."""
         for (prompt, params), said in zip(self.settings, tokens, strict=True):
-            expected = exact_distribution(model, prompt, params, self.num_tokens).joint()
-            yield chi_square_p_value(sequence_counts(said, self.vocab), expected)
+            if params.temperature:
+                expected = exact_distribution(reference, prompt, params, self.num_tokens).joint()
+                yield chi_square_p_value(sequence_counts(said, self.vocab), expected)
 
 
 # Of each kind of decision one policy: a fixed length, a stop while drafting, a price of drafts, a

@@ -1,4 +1,4 @@
-"""Token trees of a draft model and of heads are lossless."""
+"""Token trees of copied text, of a draft model and of heads are lossless."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from ..stand_ins import unguarded
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
-from .assembly import assemble_recipe, generate, token_ids, varied_work
+from .assembly import assemble, assemble_recipe, generate, token_ids, varied_work
 from .heads import engine_with_head
 from .test_proposers import NOT_UNLIKELY
 from .test_text_proposers import CONTROLS
@@ -29,13 +29,25 @@ from .test_text_proposers import p_value as p_value_of_texts
 RECIPE = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 2})
 VARIED = Recipe(vocab=16, seed=6, config={"num_hidden_layers": 2})
 HEAD = HeadRecipe(layers=(0, 1), draft_vocab=6, settings={"norm_before_residual": True})
-KINDS = ["model", "head", "eagle"]
+KINDS = ["suffix", "model", "head", "eagle"]
+MODELS = KINDS[1:]
 POLICIES = ["fixed", "eagle2", "svip-tree"]
+# Copied text has no entropies, which "svip-tree" reads.
+KINDS_AND_POLICIES = [
+    (kind, policy)
+    for kind in KINDS
+    for policy in POLICIES
+    if kind != "suffix" or policy != "svip-tree"
+]
+# Its last token is continued in five ways.
+BRANCHING = [4, 2, 6, 4, 4, 2, 4, 0, 0, 4, 3, 7, 4, 2, 0, 4]
 
 
 def branching(models, kind, policy="fixed", max_batch_size=8, recipe=RECIPE, width=3, **settings):
-    """An engine that drafts trees with a model, or with a head of EAGLE-3 or of EAGLE-1."""
+    """An engine that drafts trees of copied text, with a model, or with a head of EAGLE-3 or 1."""
     settings = {"policy": policy, "tree_width": width, "num_speculative_tokens": 8} | settings
+    if kind == "suffix":
+        return assemble(models.folder(recipe), kind, max_batch_size=max_batch_size, **settings)
     if kind == "model":
         return assemble_recipe(models, recipe, max_batch_size, **settings)
     vocab = recipe.vocab
@@ -60,49 +72,48 @@ def greedy_and_sampled_work():
     return prompts, params
 
 
-def p_value(models, engine, controls, count, least_accepted=0.05, prompt=(1, 2, 3)):
+def p_value(models, engine, kind, controls, count):
     """Of the first tokens of texts of one prompt, if they follow the target's distribution.
 
     The texts are longer, as drafts have fewer nodes than the request has tokens left.
     """
-    settings = count, list(prompt), RECIPE, least_accepted, 7
+    settings = count, BRANCHING if kind == "suffix" else [1, 2, 3], RECIPE, 0.05, 7
     return p_value_of_texts(models, engine, controls, *settings)
 
 
 @pytest.mark.covering("kind", "policy", "max_batch_size")
 @pytest.mark.slow
 @pytest.mark.parametrize("max_batch_size", [1, 16])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "policy"), KINDS_AND_POLICIES)
 def test_texts_follow_the_target(models, kind, policy, max_batch_size):
     engine = branching(models, kind, policy, max_batch_size)
     count = 1500 if max_batch_size == 1 else 3000
-    assert p_value(models, engine, {}, count) > NOT_UNLIKELY
+    assert p_value(models, engine, kind, {}, count) > NOT_UNLIKELY
 
 
 @pytest.mark.covering("kind", "controls", "max_batch_size")
 @pytest.mark.slow
 @pytest.mark.parametrize("max_batch_size", [1, 16])
 @pytest.mark.parametrize("controls", CONTROLS)
-@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize("kind", ["suffix", "model", "head"])
 def test_texts_follow_the_target_with_every_control(models, kind, controls, max_batch_size):
     engine = branching(models, kind, "fixed", max_batch_size)
     count = 1200 if max_batch_size == 1 else 2000
-    assert p_value(models, engine, CONTROLS[controls], count) > NOT_UNLIKELY
+    assert p_value(models, engine, kind, CONTROLS[controls], count) > NOT_UNLIKELY
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", exhaustive_unless(lambda kind: kind in ("model", "head"), KINDS))
+@pytest.mark.parametrize("kind", exhaustive_unless(lambda kind: kind in ("model", "head"), MODELS))
 def test_texts_follow_the_target_without_kernels(models, kind, monkeypatch):
     """PyTorch's operations find the children and follow the paths, as on a GPU."""
     monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
     engine = branching(models, kind, "eagle2", 16)
-    assert p_value(models, engine, {}, 2000) > NOT_UNLIKELY
+    assert p_value(models, engine, kind, {}, 2000) > NOT_UNLIKELY
 
 
 @pytest.mark.covering("kind", "policy")
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODELS)
 def test_texts_are_those_without_drafts(models, kind, policy):
     """Greedy and with seeds, at any batch size and number of nodes."""
     prompts, params = greedy_and_sampled_work()
@@ -140,7 +151,7 @@ def logits_along(model, request, path):
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("kind", ["model", "head", "eagle"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_each_node_reads_its_own_path(models, kind, kernels, monkeypatch):
     """The distribution at a node is that of a chain with the same tokens."""
     if not kernels:

@@ -18,35 +18,14 @@ from draftwise.speculation import RequestSpeculation
 from ..architectures import ALL, CONTEXT, PROMPTS, continuation
 from ..refusals import error_of
 from ..stand_ins import unguarded
-from ..tiny_models import Recipe
 from .assembly import generate, token_ids, varied_work
-from .test_proposers import NOT_UNLIKELY, RECIPE, VARIED, build
-from .test_text_proposers import CONTROLS, p_value
-
-# Its last token is continued in five ways.
-BRANCHING = [4, 2, 6, 4, 4, 2, 4, 0, 0, 4, 3, 7, 4, 2, 0, 4]
+from .test_model_trees import BRANCHING, recorded
+from .test_proposers import RECIPE, VARIED, build
+from .test_text_proposers import p_value
 
 
 def branching(models, recipe, policy, max_batch_size, **settings):
     return build(models, recipe, policy, max_batch_size, draft="suffix", tree_width=4, **settings)
-
-
-@pytest.mark.covering("policy", "max_batch_size")
-@pytest.mark.slow
-@pytest.mark.parametrize("max_batch_size", [1, 16])
-@pytest.mark.parametrize("policy", ["fixed", "eagle2"])
-def test_texts_follow_the_target(models, policy, max_batch_size):
-    engine = branching(models, RECIPE, policy, max_batch_size)
-    assert p_value(models, engine, {}, 3000, BRANCHING, max_tokens=7) > NOT_UNLIKELY
-
-
-@pytest.mark.covering("controls", "max_batch_size")
-@pytest.mark.slow
-@pytest.mark.parametrize("max_batch_size", [1, 16])
-@pytest.mark.parametrize("controls", CONTROLS)
-def test_texts_follow_the_target_with_every_control(models, controls, max_batch_size):
-    engine = branching(models, RECIPE, "fixed", max_batch_size)
-    assert p_value(models, engine, CONTROLS[controls], 2000, BRANCHING, max_tokens=7) > NOT_UNLIKELY
 
 
 @pytest.mark.slow
@@ -118,18 +97,6 @@ def test_greedy_texts_beyond_the_window_equal_those_of_transformers(models, fami
         assert output.token_ids == continuation(models, family, index)
     assert sum(output.speculation.num_accepted for output in outputs) > 0
     assert llm.engine._verifier._cache.sizes[0] < CONTEXT
-
-
-@pytest.mark.slow
-def test_greedy_texts_are_the_targets_on_100_prompts(models):
-    recipe = Recipe(vocab=32, seed=9, context=96)
-    prompts = [[(7 * i + j * j * (1 + i % 3)) % 11 for j in range(2 + i % 40)] for i in range(100)]
-    params = [SamplingParams(max_tokens=40, temperature=0)] * len(prompts)
-    expected = generate(build(models, recipe, "none", 8, draft="none"), prompts, params)
-    engine = branching(models, recipe, "fixed", 16)
-    engine.change_speculation(num_speculative_tokens=12)
-    outputs = generate(engine, prompts, params)
-    assert token_ids(outputs) == token_ids(expected)
 
 
 def test_a_tree_accepts_more_than_a_chain_of_as_many_tokens(models):
@@ -308,15 +275,7 @@ def test_lenient_requests_get_chains(models):
     """Trees know no lenience, so a batch with lenience below 1 is drafted as chains."""
     engine = branching(models, RECIPE, "fixed", 4)
     engine.change_speculation(lenience=0.5)
-    seen = []
-    right = engine._pipeline.proposer.propose
-
-    def propose(batch, policy):
-        draft = right(batch, policy)
-        seen.append(draft)
-        return draft
-
-    engine._pipeline.proposer.propose = propose
+    seen = recorded(engine)
     outputs = generate(engine, [BRANCHING] * 8, [SamplingParams(max_tokens=6)] * 8)
     assert sum(output.speculation.num_accepted for output in outputs) > 0
     assert not any(isinstance(draft, TreeDraft) for draft in seen)
