@@ -26,14 +26,14 @@ FAMILIES = {
 @torch.inference_mode()
 @pytest.mark.covering("family", "dtype", "quantization", "kernels")
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", ["", ":int8"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_projection_gives_the_logits(models, monkeypatch, family, dtype, quantization, kernels):
     if not kernels:
         monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
-    folder = models.folder(FAMILIES[family])
-    model = load_model(folder, "target", dtype, CPU, quantization=quantization).model
+    folder = models.folder(FAMILIES[family]) + quantization
+    model = load_model(folder, "target", dtype, CPU).model
     tap = StateTap((len(model.layers),))
     cache = model.new_cache(2, 16)
     tokens = list(range(9))

@@ -63,7 +63,7 @@ def test_weights_are_rounded(quantization, bits):
 @torch.inference_mode()
 def test_equals_transformers_on_the_rounded_weights(models, family, quantization, tied):
     recipe = Recipe(family, vocab=32, seed=2, config={"tie_word_embeddings": tied})
-    loaded = load(models.folder(recipe), "companion", quantization=quantization)
+    loaded = load(f"{models.folder(recipe)}:{quantization}", "companion")
     assert loaded.name == f"{models.folder(recipe)}:{quantization}"
     plain = models.reference(recipe)
     assert loaded.num_parameters == sum(p.numel() for p in plain.parameters())
@@ -77,19 +77,10 @@ def test_equals_transformers_on_the_rounded_weights(models, family, quantization
     assert 1e-4 < difference < (0.1 if quantization == "int8" else 1.0)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantisation_by_the_suffix_of_a_name(models, quantization):
-    folder = models.folder(RECIPE)
-    named, explicit = load(f"{folder}:{quantization}"), load(folder, quantization=quantization)
-    assert named.name == explicit.name == f"{folder}:{quantization}"
-    assert named.fingerprint == explicit.fingerprint != load(folder).fingerprint
-    assert torch.equal(logits_of(named), logits_of(explicit))
-
-
 def test_fewer_bits_have_a_larger_error(models):
     folder = models.folder(RECIPE)
     plain, fine, coarse = (
-        logits_of(load(folder, "companion", quantization=bits)) for bits in (None, "int8", "int4")
+        logits_of(load(folder + suffix, "companion")) for suffix in ("", ":int8", ":int4")
     )
     assert (fine - plain).abs().mean() < (coarse - plain).abs().mean() / 4
 
@@ -97,10 +88,10 @@ def test_fewer_bits_have_a_larger_error(models):
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_weights_that_stay_quantised(models, monkeypatch, quantization):
     """The model's own modules compute with torchao's tensors, as on a GPU."""
-    folder = models.folder(RECIPE)
-    expanded = load(folder, "companion", quantization=quantization)
+    folder = f"{models.folder(RECIPE)}:{quantization}"
+    expanded = load(folder, "companion")
     monkeypatch.setattr(loading, "expand_weights", lambda model: None)
-    kept = load(folder, "companion", quantization=quantization)
+    kept = load(folder, "companion")
     assert isinstance(kept.model._forward, ModuleForward)
     assert has_quantized_weights(kept.model._model)
     torch.testing.assert_close(logits_of(kept), logits_of(expanded), rtol=1e-3, atol=1e-3)

@@ -127,20 +127,18 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
     may_be_shorter: bool = False,
-    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a model that the engine can serve.
 
     Args:
-        name: ``zoo:NAME``, a folder, a GGUF file, or a hub id. A suffix ``:int8`` or ``:int4`` sets
-            ``quantization``.
+        name: ``zoo:NAME``, a folder, a GGUF file, or a hub id, with a suffix ``:int8`` or ``:int4``
+            for 8-bit or 4-bit weights.
         role: ``"target"`` or ``"draft"``; named in errors.
         dtype: dtype that the weights are converted to, or one for each way to compute the model.
         device: device that the weights are moved to.
         max_model_len: longest context to serve; ``None`` for the model's own.
         trust_remote_code: whether to run code that comes with the model.
         may_be_shorter: whether to serve the model's own context if ``max_model_len`` is longer.
-        quantization: ``"int8"`` or ``"int4"`` for 8-bit or 4-bit weights.
 
     Raises:
         ModelNotFoundError: the name or its safetensors weights are not found, or the hub cannot be
@@ -150,8 +148,7 @@ def load_model(
         InvalidParameterError: the packages that read GGUF files are not installed.
     """
     limit_kernel_cache()
-    if quantization is None:
-        name, quantization = split_name(name)
+    name, quantization = split_name(name)
     with quiet_transformers():
         source = find_source(name, role, trust_remote_code)
         config = _load_config(source, max_model_len)

@@ -99,21 +99,18 @@ def bars(
     axes: Axes,
     names: Sequence[str],
     values: Sequence[float],
-    errors: Sequence[float] | None = None,
-    colour: str = COLOURS[0],
     digits: int = 2,
 ) -> None:
     """Draw horizontal bars labelled with their values, the first on top."""
     at = np.arange(len(names))
-    axes.barh(at, values, xerr=errors, color=colour, height=0.7, error_kw={"elinewidth": 1})
+    axes.barh(at, values, color=COLOURS[0], height=0.7)
     axes.set_yticks(at, names)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     for i, value in enumerate(values):
-        beyond = value + (errors[i] if errors is not None else 0.0)
         axes.annotate(
             f"{value:.{digits}f}",
-            (beyond, i),
+            (value, i),
             xytext=(3, 0),
             textcoords="offset points",
             va="center",
