@@ -27,7 +27,7 @@ int main() {
         std::vector<uint8_t> own(packed.begin(), packed.begin() + section.offset);
         own.resize(packed.size());
         const BlockKind kind = {section.kinds[0], type, grid.data()};
-        const PackCall call = {blocks.data(), nullptr, &kind,
+        const PackCall call = {blocks.data(), nullptr, nullptr, &kind,
                                (char *)own.data() + section.offset, row_bytes, columns, depth,
                                draftwise_tile_bytes(&kind.packed, depth)};
         draftwise_pack_blocks(&call, &one);

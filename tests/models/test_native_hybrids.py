@@ -267,7 +267,15 @@ def test_large_models_are_compressed(monkeypatch):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    "name", ["lfm2", "granitehybrid", "granitehybrid, no rotation", "qwen35, equal heads"]
+    "name",
+    [
+        "lfm2",
+        "granitehybrid",
+        "granitehybrid, no rotation",
+        "qwen35",
+        "qwen35, equal heads",
+        "qwen35moe",
+    ],
 )
 def test_blocks_of_a_file(name, tmp_path, monkeypatch):
     for module in (loading, suitability):

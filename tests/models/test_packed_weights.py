@@ -153,6 +153,28 @@ def test_products_are_those_of_rounded_rows(name):
         assert torch.equal(part, got[40 - count :]), count
 
 
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+def test_pieces_of_rows_in_another_order(name, size):
+    stored, library = random_blocks(name, 37, 768), native_library()
+    pieces = torch.randperm(768 // size, generator=torch.Generator().manual_seed(size))
+    inputs = (size * pieces.unsqueeze(1) + torch.arange(size)).flatten()
+    blocks = replace(stored, pieces=pieces)
+    assert torch.equal(expand_blocks(blocks, library), exact(stored)[:, inputs])
+    rows = torch.randn(20, 768, generator=torch.Generator().manual_seed(5))
+    expected = product_of_rounded(rows, exact(stored)[:, inputs])
+    got = multiply_packed(rows, packed_weight([[blocks]], library), 37, library)
+    assert (got - expected).abs().max() / expected.std() < 1e-4
+    for count in (1, 4, 17):
+        part = multiply_packed(rows[:count], packed_weight([[blocks]], library), 37, library)
+        assert torch.equal(part, got[:count]), count
+
+
+def test_pieces_that_groups_do_not_divide():
+    blocks = replace(random_blocks("Q8_0", 32, 480), pieces=torch.arange(10))
+    assert not is_packable(blocks)
+
+
 def test_depths_that_blocks_of_256_do_not_divide():
     for inputs in (32, 64, 96, 896):
         blocks = random_blocks("Q5_0", 33, inputs)

@@ -36,6 +36,8 @@ class BlockRows:
         num_inputs: numbers of a row.
         order: ``[rows]`` int64, which stored rows in which order; ``None`` for all.
         unit: what the numbers of the blocks are multiplied with; a float32.
+        pieces: ``[pieces]`` int64, the order of the equal pieces of a stored row; ``None`` for that
+            of the file.
     """
 
     type_name: str
@@ -44,6 +46,7 @@ class BlockRows:
     num_inputs: int
     order: Tensor | None = None
     unit: float = 1.0
+    pieces: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -75,6 +78,8 @@ class BlockRows:
             isinstance(other, BlockRows)
             and other.type_number == self.type_number
             and other.unit == self.unit
+            and self.pieces is None
+            and other.pieces is None
         )
 
     def followed_by(self, other: StoredRows) -> BlockRows:

@@ -140,17 +140,25 @@ class GgufFile:
         """Whether a tensor is stored in blocks of more than one number."""
         return self._tensors[name].kind.numbers > 1
 
-    def rows(self, name: str, order: Tensor | None = None, scale: str | None = None) -> BlockRows:
+    def rows(
+        self,
+        name: str,
+        order: Tensor | None = None,
+        scale: str | None = None,
+        pieces: Tensor | None = None,
+    ) -> BlockRows:
         """The rows of a tensor, as the file stores them.
 
         Args:
             name: the tensor.
             order: ``[rows]`` int64, which rows in which order; ``None`` for all.
             scale: name of a tensor of one number that multiplies them; ``None`` for none.
+            pieces: ``[pieces]`` int64, the order of the equal pieces of each row; ``None`` for that
+                of the file.
         """
         tensor, unit = self._tensors[name], 1.0 if scale is None else self.read(scale).item()
         kind = tensor.kind
-        return BlockRows(kind.name, kind.number, tensor.data, tensor.shape[-1], order, unit)
+        return BlockRows(kind.name, kind.number, tensor.data, tensor.shape[-1], order, unit, pieces)
 
     def error(self, what: str) -> UnsupportedModelError:
         """An error about this file: its name, and what is wrong with it."""

@@ -26,12 +26,15 @@ class Joined:
         join: the computation; ``None`` if the tensors are its rows.
         default: its numbers if the file lacks the tensors; ``None`` if it must have them.
         rows: ``[rows]`` int64, which rows of each tensor in which order; ``None`` for all.
+        pieces: ``[pieces]`` int64, the order of the equal pieces of each row; ``None`` for that of
+            the file.
     """
 
     tensors: tuple[str, ...]
     join: Callable[..., Tensor] | None = torch.clone
     default: float | None = None
     rows: Tensor | None = None
+    pieces: Tensor | None = None
 
     @staticmethod
     def of_layer(
@@ -39,9 +42,11 @@ class Joined:
         join: Callable[..., Tensor] | None = torch.clone,
         default: float | None = None,
         rows: Tensor | None = None,
+        pieces: Tensor | None = None,
     ) -> Joined:
         """A parameter of a layer, by the names of the layer's tensors."""
-        return Joined(tuple(_TENSORS + tensor for tensor in tensors), join, default, rows)
+        names = tuple(_TENSORS + tensor for tensor in tensors)
+        return Joined(names, join, default, rows, pieces)
 
 
 def of_layers(names: Names) -> dict[str, str]:
@@ -182,7 +187,7 @@ def gated_delta_net(
             "linear_attn.A_log": of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())[heads]),
             "linear_attn.norm.weight": of_layer("ssm_norm.weight"),
             "linear_attn.out_proj.weight": of_layer(
-                "ssm_out.weight", join=None if is_same else lambda weight: weight[:, values]
+                "ssm_out.weight", join=None, pieces=None if is_same else heads
             ),
         }
     )

@@ -32,17 +32,22 @@ class Rows:
         tensor: its name.
         rows: ``[rows]`` int64, which ones in which order; ``None`` for all.
         scale: name of a tensor of one number that multiplies it; ``None`` for none.
+        pieces: ``[pieces]`` int64, the order of the equal pieces of each row; ``None`` for that of
+            the file.
     """
 
     tensor: str
     rows: Tensor | None = None
     scale: str | None = None
+    pieces: Tensor | None = None
 
     def read(self, file: GgufFile) -> Tensor:
         """The numbers in float32."""
         numbers = file.read(self.tensor)
         if self.scale is not None:
             numbers = numbers * file.read(self.scale)
+        if self.pieces is not None:
+            numbers = numbers.unflatten(1, (len(self.pieces), -1))[:, self.pieces].flatten(1)
         return numbers if self.rows is None else numbers[self.rows]
 
 
@@ -160,7 +165,8 @@ class _Finder:
                 return Source((), default=joined.default)
             if missing:
                 raise self._missing(missing[0], parameter)
-            return Source(tuple(Rows(name, joined.rows) for name in tensors), joined.join)
+            rows = (Rows(name, joined.rows, pieces=joined.pieces) for name in tensors)
+            return Source(tuple(rows), joined.join)
         module, _, kind = pattern.rpartition(".")
         if module not in self._architecture.modules:
             raise self._file.error(f"has no tensor for the parameter {parameter!r}")

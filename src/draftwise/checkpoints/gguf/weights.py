@@ -97,7 +97,9 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         if attribute == "weight" and isinstance(module, nn.Linear | nn.Embedding):
             parts = source.parts
             if source.join is None and all(file.is_quantized(part.tensor) for part in parts):
-                rows = [file.rows(part.tensor, part.rows, part.scale) for part in parts]
+                rows = [
+                    file.rows(part.tensor, part.rows, part.scale, part.pieces) for part in parts
+                ]
                 source.check_rows(file, rows, parameter.shape)
                 keep_stored(module, rows)
                 continue
@@ -115,7 +117,8 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
 
 def _stored_experts(file: GgufFile, source: Source, size: int) -> StoredExperts | None:
     """The blocks of a parameter of experts; ``None`` if there are none of its size."""
-    parts = [part for part in source.parts if part.rows is None and part.scale is None]
+    changed = (None, None, None)
+    parts = [part for part in source.parts if (part.rows, part.scale, part.pieces) == changed]
     if len(parts) < len(source.parts) or not all(file.is_quantized(part.tensor) for part in parts):
         return None
     rows = tuple(file.rows(part.tensor) for part in parts)

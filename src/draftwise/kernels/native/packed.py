@@ -95,10 +95,10 @@ _FORMATS: Mapping[str, _Format] = {
     "MXFP4": _Format(4, 12, _POWERS, table=_FLOATS_OF_4_BITS),
     "NVFP4": _Format(4, 12, has_halves=True, table=_FLOATS_OF_4_BITS),
 }
-# Block types of 256 numbers fill a block of the packed format; for others, the largest block is
-# taken that divides the inputs.
-_LARGEST_BLOCK = 8
+# Groups of a block of the packed format: the most that divide the inputs, or the pieces whose order
+# is changed. With factors of its own, a block has up to 256 inputs, as block types with factors.
 _BLOCKS = (4, 2, 1)
+_BLOCKS_WITH_FACTORS = (8, *_BLOCKS)
 
 
 def is_packable(stored: StoredRows) -> bool:
@@ -203,10 +203,12 @@ def _pack(part: StoredRows, to: Tensor, stride: int, library: NativeLibrary) -> 
     if isinstance(part, BlockRows):
         kind = _block_kind(part)
         order = None if part.order is None else part.order.contiguous()
+        blocks = _block_order(part, kind)
         data = np.ascontiguousarray(part.data)
         call = PackCall(
             data.ctypes.data,
             None if order is None else order.data_ptr(),
+            None if blocks is None else blocks.data_ptr(),
             kind.ctypes.data,
             to.data_ptr(),
             data.shape[1],
@@ -235,6 +237,17 @@ def _pack(part: StoredRows, to: Tensor, stride: int, library: NativeLibrary) -> 
     library.pack_integers(ctypes.byref(integers), ctypes.byref(threads))
 
 
+def _block_order(part: BlockRows, kind: Kind) -> Tensor | None:
+    """``[blocks]`` int64, which part of a row each packed block is; ``None`` if they are in order.
+
+    A piece of a row may be smaller than a block of the file, which then fills several packed ones.
+    """
+    if part.pieces is None:
+        return None
+    num_blocks = part.num_inputs // (GROUP_INPUTS * int(kind["packed"]["groups"][0]))
+    return torch.arange(num_blocks).view(len(part.pieces), -1)[part.pieces].flatten()
+
+
 def expand_blocks(blocks: BlockRows, library: NativeLibrary) -> Tensor:
     """The numbers of rows in float32, ``[rows, inputs]``.
 
@@ -253,6 +266,8 @@ def expand_blocks(blocks: BlockRows, library: NativeLibrary) -> Tensor:
         blocks.num_inputs,
     )
     library.expand_rows(ctypes.byref(call), ctypes.byref(threads))
+    if blocks.pieces is not None:
+        numbers = numbers.unflatten(1, (len(blocks.pieces), -1))[:, blocks.pieces].flatten(1)
     return numbers
 
 
@@ -277,7 +292,7 @@ def expanded_rows(stored: Sequence[StoredRows], library: NativeLibrary) -> Tenso
 def embedding_blocks(stored: Sequence[StoredRows]) -> tuple[BlockRows, Kind] | None:
     """The rows of an embedding and how they are read; ``None`` if the kernels cannot read them."""
     match stored:
-        case (BlockRows(order=None) as blocks,) if _kind_of(blocks) is not None:
+        case (BlockRows(order=None, pieces=None) as blocks,) if _kind_of(blocks) is not None:
             return blocks, _block_kind(blocks)
     return None
 
@@ -338,13 +353,16 @@ def _block_kind(blocks: BlockRows) -> Kind:
 
 def _kind_of(stored: StoredRows) -> Kind | None:
     """``[1]`` of ``PackedKind``; ``None`` if the kernels do not have it."""
-    if stored.num_inputs % GROUP_INPUTS:
+    size = stored.num_inputs
+    if isinstance(stored, BlockRows) and stored.pieces is not None:
+        size //= len(stored.pieces)
+    if size % GROUP_INPUTS:
         return None
     if isinstance(stored, BlockRows):
         known = _FORMATS.get(stored.type_name)
         if known is None or (known.has_grid and grid_of(stored.type_name) is None):
             return None
-        return _kind(replace(known, unit=known.unit * stored.unit), stored.num_inputs)
+        return _kind(replace(known, unit=known.unit * stored.unit), size)
     group = stored.group
     if stored.bits not in _BITS or group % 16 or (group > 16 and group % GROUP_INPUTS):
         return None
@@ -358,20 +376,19 @@ def _kind_of(stored: StoredRows) -> Kind | None:
             stored.minimums is not None,
             group == 16,
         ),
-        stored.num_inputs,
+        size,
     )
 
 
-def _kind(known: _Format, num_inputs: int) -> Kind:
-    groups = num_inputs // GROUP_INPUTS
+def _kind(known: _Format, size: int) -> Kind:
+    """``[1]`` of ``PackedKind`` whose blocks divide a size."""
+    groups = size // GROUP_INPUTS
     kind = np.zeros(1, PACKED_KIND)
     kind["bits"], kind["zero"], kind["form"] = known.bits, known.zero, known.form
     kind["has_minimums"], kind["has_halves"] = known.has_minimums, known.has_halves
     kind["unit"] = np.float32(known.unit)
-    if known.form == _BYTES:
-        kind["groups"] = _LARGEST_BLOCK
-    else:
-        kind["groups"] = next(each for each in _BLOCKS if groups % each == 0)
+    counts = _BLOCKS_WITH_FACTORS if known.form == _BYTES else _BLOCKS
+    kind["groups"] = next(each for each in counts if groups % each == 0)
     if known.table:
         kind["has_table"] = 1
         kind["table"] = np.array(known.table) + known.zero

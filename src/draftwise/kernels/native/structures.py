@@ -280,7 +280,7 @@ class PackCall(ctypes.Structure):
     """``PackCall`` of ``blocks.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("rows", "order", "kind", "to")),
+        *((name, ctypes.c_void_p) for name in ("rows", "order", "blocks", "kind", "to")),
         *((name, ctypes.c_int64) for name in ("row_bytes", "num_rows", "depth", "tile_stride")),
     )
 

@@ -350,6 +350,7 @@ INLINE void pack_codes(int64_t bits, const uint8_t (*codes)[GROUP_INPUTS], char 
 struct PackCall {
     const uint8_t *rows;      // the blocks
     const int64_t *order;     // [num_rows] which row each column is; null for all in order
+    const int64_t *blocks;    // [blocks] which part of a row each block is; null for all in order
     const BlockKind *kind;
     char *to;                 // first tile
     int64_t row_bytes, num_rows, depth;
@@ -367,6 +368,7 @@ INLINE void pack_tile(const PackCall &call, int64_t tile) {
     const int64_t columns = std::min<int64_t>(TILE_COLUMNS, call.num_rows - first);
     const int64_t halves = 1 + kind.has_halves, block_inputs = kind.groups * GROUP_INPUTS;
     const int64_t parts = 1 + kind.has_minimums, groups_read = size.numbers / GROUP_INPUTS;
+    const int64_t num_blocks = call.depth / block_inputs;
     const uint8_t *rows[TILE_COLUMNS];
     for (int64_t c = 0; c < columns; ++c) {
         const int64_t row = call.order ? call.order[first + c] : first + c;
@@ -374,19 +376,22 @@ INLINE void pack_tile(const PackCall &call, int64_t tile) {
     }
     char *to = call.to + tile * call.tile_stride;
     static thread_local uint8_t codes[MAX_GROUPS][TILE_COLUMNS][GROUP_INPUTS];
-    for (int64_t input = 0; input < call.depth; input += block_inputs, to += layout.bytes) {
+    for (int64_t b = 0; b < num_blocks; ++b, to += layout.bytes) {
         memset(to, 0, layout.codes);
         memset(codes, 0, sizeof codes);
         char *scales = to + parts * layout.factors, *minimums = scales + layout.scales;
+        const int64_t first_group = (call.blocks ? call.blocks[b] : b) * kind.groups;
         for (int64_t c = 0; c < columns; ++c)
-            for (int64_t g = 0; g < kind.groups; g += groups_read, rows[c] += size.bytes) {
+            for (int64_t g = 0, count; g < kind.groups; g += count) {
+                // Groups of the row's own blocks, which may be smaller or larger.
+                const int64_t group = first_group + g, own = group % groups_read;
+                count = min_int(groups_read - own, kind.groups - g);
                 Block block;
-                read_block(*call.kind, rows[c], block);
-                for (int64_t own = 0; own < groups_read; ++own)
-                    memcpy(codes[g + own][c], block.codes + own * GROUP_INPUTS, GROUP_INPUTS);
-                const int64_t from = g * halves * TILE_COLUMNS + c;
-                for (int64_t k = 0; k < groups_read * halves; ++k) {
-                    const int64_t at = from + k * TILE_COLUMNS;
+                read_block(*call.kind, rows[c] + group / groups_read * size.bytes, block);
+                for (int64_t i = 0; i < count; ++i)
+                    memcpy(codes[g + i][c], block.codes + (own + i) * GROUP_INPUTS, GROUP_INPUTS);
+                for (int64_t i = 0; i < count * halves; ++i) {
+                    const int64_t k = own * halves + i, at = (g * halves + i) * TILE_COLUMNS + c;
                     if (kind.form == BYTE_SCALES) {
                         scales[at] = block.scales[k];
                         if (kind.has_minimums) minimums[at] = (char)block.minimums[k];
