@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from .tiny_models import Recipe, edit_config
@@ -39,6 +40,37 @@ CASES = {
 }
 
 
+@torch.inference_mode()
+def expected_logits(main, layer, tokens):
+    """Logits of a layer, with no cache.
+
+    Args:
+        main: the target of transformers.
+        layer: its ``MtpModel``.
+        tokens: token ids.
+
+    Returns:
+        ``[tokens - 1, vocab]`` of the token after each but the first.
+    """
+    ids = torch.tensor([tokens])
+    states = main(ids, output_hidden_states=True).hidden_states[-1][:, :-1]
+    positions = torch.arange(1, len(tokens)).unsqueeze(0)
+    cache = MtpCache(config=main.config.get_mtp_config())
+    hidden = layer.forward_layer(0, states, positions, cache, input_ids=ids[:, 1:])
+    return main.lm_head(hidden)[0]
+
+
+def random_layer(main):
+    """A random ``MtpModel`` for a target whose configuration says what kind of layer it is."""
+    layer = MtpModel(main, 1).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in layer.layers.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        # Experts are not initialised.
+        parameter.data = parameter.data + 0.1 * noise if "norm" in name else 0.3 * noise
+    return layer
+
+
 def add_layer(case, models, path):
     """Copy a target and give it a random MTP layer.
 
@@ -58,12 +90,7 @@ def add_layer(case, models, path):
     text.num_mtp_layers = 1
     if getattr(text, "layer_types", None):
         text.mtp_layer_types = ["full_attention"]
-    layer = MtpModel(main, 1).eval()
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in layer.layers.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        # Experts are not initialised.
-        parameter.data = parameter.data + 0.1 * noise if "norm" in name else 0.3 * noise
+    layer = random_layer(main)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in layer.layers[0].state_dict().items():
         begin = next(each for each in names if name.startswith(each))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.cache_utils import MtpCache
 
 from draftwise import LLM, SamplingParams
 from draftwise.checkpoints import mtp, source
@@ -16,7 +15,7 @@ from draftwise.models.segment import Segment
 
 from ..stand_ins import unguarded
 from ..tiny_models import edit_config
-from ..tiny_mtp import CASES, add_layer
+from ..tiny_mtp import CASES, add_layer, expected_logits
 
 INSTEAD = "use 'suffix', a draft model or an EAGLE-3 head"
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -38,17 +37,6 @@ def add_tensor(folder, name):
 def with_layer(request, models, tmp_path):
     """A folder of a target with an MTP layer, and both as transformers computes them."""
     return add_layer(request.param, models, tmp_path / "target")
-
-
-@torch.inference_mode()
-def expected_logits(main, layer, tokens):
-    """``[tokens - 1, vocab]`` of the token after each but the first, with no cache."""
-    ids = torch.tensor([tokens])
-    states = main(ids, output_hidden_states=True).hidden_states[-1][:, :-1]
-    positions = torch.arange(1, len(tokens)).unsqueeze(0)
-    cache = MtpCache(config=main.config.get_mtp_config())
-    hidden = layer.forward_layer(0, states, positions, cache, input_ids=ids[:, 1:])
-    return main.lm_head(hidden)[0]
 
 
 def test_logits_are_those_of_transformers(with_layer):

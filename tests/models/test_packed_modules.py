@@ -23,8 +23,13 @@ pytestmark = pytest.mark.skipif(
 CPU = torch.device("cpu")
 IDS = torch.randint(0, 200, (14,), generator=torch.Generator().manual_seed(2))
 # With experts; dense, in two ways; with recurrent layers, of which one matrix has no blocks.
-NAMES = {"gemma4, experts": [], "glm4": [], "nemotron": []}
-NAMES |= dict.fromkeys(["qwen35", "qwen35moe"], ["blk.0.ssm_alpha.weight"])
+NAMES = {
+    "gemma4, experts": (),
+    "glm4": (),
+    "nemotron": (),
+    "qwen35": ("blk.0.ssm_alpha.weight",),
+    "qwen35moe": ("blk.0.ssm_alpha.weight",),
+}
 
 
 def logits(model, ids, rows=None):

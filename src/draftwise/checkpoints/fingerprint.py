@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +42,32 @@ def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
         model: a loaded model that is not packed or quantised yet.
         quantization: the quantisation that will be applied to it.
     """
+    return _digest(model.config, quantization, _weights(model, model.named_parameters()))
+
+
+def layer_fingerprint(settings: str, layer: nn.Module) -> str:
+    """Hash of some settings, and of a layer's weights as in :func:`model_fingerprint`.
+
+    Args:
+        settings: what else distinguishes it.
+        layer: a layer that is not packed or quantised yet.
+    """
+    return _digest_of(settings, _weights(layer, layer.state_dict().items()))
+
+
+def _weights(
+    model: nn.Module, tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, list[int], Tensor]]:
+    """Name, shape and hashed values of a model's tensors, which may be in the blocks of a file."""
     modules = dict(model.named_modules())
-
-    def samples(name: str, parameter: Tensor) -> Tensor:
-        if not parameter.is_meta:
-            return sampled_bits(parameter)
-        owner, _, attribute = name.rpartition(".")
-        experts = stored_experts(modules[owner]).get(attribute)
-        return _samples_of_rows(experts or stored_rows(modules[owner]))
-
-    weights = (
-        (name, list(parameter.shape), samples(name, parameter))
-        for name, parameter in sorted(model.named_parameters())
-    )
-    return _digest(model.config, quantization, weights)
+    for name, tensor in sorted(tensors):
+        if tensor.is_meta:
+            owner, _, attribute = name.rpartition(".")
+            experts = stored_experts(modules[owner]).get(attribute)
+            samples = _samples_of_rows(experts or stored_rows(modules[owner]))
+        else:
+            samples = sampled_bits(tensor)
+        yield name, list(tensor.shape), samples
 
 
 def _samples_of_rows(stored: Sequence[StoredRows]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import hf_hub_download
 
-from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.gguf import GgufFile, find_gguf, is_gguf, num_mtp_layers
 from draftwise.checkpoints.hub import cached_config
 from draftwise.checkpoints.mtp_folder import find_mtp
 from draftwise.checkpoints.other_drafts import INSTEAD
@@ -84,7 +84,11 @@ def check_mtp(target: str, drafts: Iterable[str], method: str | None) -> None:
 
 def _what_it_has(target: str) -> str:
     """A clause about a target's MTP layers."""
-    folder = _folder(split_name(target)[0])
+    plain = split_name(target)[0]
+    if is_gguf(plain):
+        file = GgufFile(find_gguf(plain, "target"), "target")
+        return f"{target!r} has {num_mtp_layers(file) or 'none'}"
+    folder = _folder(plain)
     if folder is None:
         return f"it is not known whether {target!r} has any"
     count = _count(folder / _CONFIG)
@@ -98,9 +102,7 @@ def _what_it_has(target: str) -> str:
 
 
 def _folder(name: str) -> Path | None:
-    """The folder of a target's configuration; ``None`` for a GGUF file, and if it is not found."""
-    if is_gguf(name):
-        return None
+    """The folder of a target's configuration; ``None`` if it is not found."""
     location = locate_files(name, "target")
     if Path(location).is_dir():
         return Path(location)

@@ -88,6 +88,11 @@ class BlockRows:
         return replace(self, data=np.concatenate([self.chosen, other.chosen]), order=None)
 
 
+def in_pieces(rows: Tensor, pieces: Tensor) -> Tensor:
+    """Rows ``[rows, inputs]`` whose equal pieces are in another order ``[pieces]``."""
+    return rows.view(len(rows), len(pieces), -1)[:, pieces].flatten(1)
+
+
 @dataclass(frozen=True)
 class QuantizedMatrix:
     """A weight whose numbers are integers, with a scale per output and group of inputs.

@@ -62,6 +62,7 @@ class LoadedModel:
         fingerprint: identifies the model and its quantisation, independently of its name.
         translator: translates the target's tokens; ``None`` if the model has the same ones.
         trust_remote_code: whether code that comes with the model was allowed to run.
+        gguf: the GGUF file that it was loaded from; ``None`` for another source.
     """
 
     name: str
@@ -73,6 +74,7 @@ class LoadedModel:
     fingerprint: str
     translator: TokenTranslator | None = None
     trust_remote_code: bool = False
+    gguf: gguf.GgufFile | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def load_model(
         num_parameters,
         fingerprint,
         trust_remote_code=trust_remote_code,
+        gguf=source.gguf,
     )
 
 

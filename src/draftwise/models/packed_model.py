@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,9 +50,24 @@ class LazyEmbedding:
 
     def expanded(self) -> Tensor:
         """``[tokens, size]``."""
+        return self._numbers(self._stored)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """``[rows, size]`` of the tokens ``[rows]``; the others are not expanded."""
+        (whole,) = self._stored
+        return self._numbers([whole.taken(ids)])
+
+    def _numbers(self, stored: Sequence[StoredRows]) -> Tensor:
         library = native_library()
         assert library is not None
-        return expanded_rows(self._stored, library).to(self.dtype)
+        return expanded_rows(stored, library).to(self.dtype)
+
+
+def embedded(ids: Tensor, embedding: Tensor | LazyEmbedding) -> Tensor:
+    """``[rows, size]`` embeddings of the tokens ``[rows]``."""
+    if isinstance(embedding, LazyEmbedding):
+        return embedding.rows(ids)
+    return F.embedding(ids, embedding)
 
 
 class PackedModel:
@@ -105,6 +121,11 @@ class PackedModel:
         self._forward = forward
         self._decoder = forward if isinstance(forward, DecoderForward) else None
         self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
+
+    @property
+    def embedding_as_stored(self) -> Tensor | LazyEmbedding:
+        """As :attr:`embedding`, but in the blocks of a file where the model keeps them."""
+        return self._embedding
 
     @property
     def embedding(self) -> Tensor:

@@ -141,6 +141,12 @@ def _can_pack(module: Any) -> bool:
 
 def pack_modules(model: nn.Module) -> None:
     """Let the modules of a model compute with blocks, in place; see :func:`can_pack_modules`."""
+    pack_parts(model)
+    _convert_others(model)
+
+
+def pack_parts(model: nn.Module) -> None:
+    """As :func:`pack_modules`, without a change to the parameters that have no blocks."""
     library = native_library()
     assert library is not None
     for module in list(model.modules()):
@@ -155,7 +161,6 @@ def pack_modules(model: nn.Module) -> None:
         elif stored:
             module.__class__ = _PackedLinear
             module.rows = PackedRows(stored, library)  # type: ignore[assignment]
-    _convert_others(model)
 
 
 def _convert_others(model: Any) -> None:

@@ -61,7 +61,7 @@ class PretrainedModel(PackedModel):
             shapes.layers,
             vocab_size if expected is None else expected.shape[-1],
             checks.hidden_size,
-            LazyEmbedding(rows, embedding.dtype) if stored else embedding,
+            LazyEmbedding(rows, embedding.dtype) if embedding.is_meta else embedding,
             native,
             None if native else forward_pass(model),
             why_slow,

@@ -10,14 +10,23 @@ from draftwise.checkpoints.gguf.configuration import read_configuration
 from draftwise.checkpoints.gguf.file import GgufFile
 from draftwise.checkpoints.gguf.file_names import find_gguf, is_gguf
 from draftwise.checkpoints.gguf.tokenizer import load_tokenizer
-from draftwise.checkpoints.gguf.weights import load_stored, load_weights
+from draftwise.checkpoints.gguf.weights import (
+    load_mtp,
+    load_stored,
+    load_weights,
+    num_mtp_layers,
+    reads_mtp,
+)
 
 __all__ = [
     "GgufFile",
     "find_gguf",
     "is_gguf",
+    "load_mtp",
     "load_stored",
     "load_tokenizer",
     "load_weights",
+    "num_mtp_layers",
     "read_configuration",
+    "reads_mtp",
 ]

@@ -50,6 +50,7 @@ class Architecture:
         joined_by: further ones, which depend on the metadata.
         optional_biases: tensors whose bias counts as zero if it is missing.
         unused: tensors that a file may have although the model does not use them.
+        has_mtp: whether the last blocks may be those of MTP layers, which the model does not use.
     """
 
     model_type: str
@@ -68,6 +69,7 @@ class Architecture:
     joined_by: Callable[[Metadata], Mapping[str, names.Joined]] = lambda metadata: {}
     optional_biases: frozenset[str] = _QKV | {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
     unused: Callable[[Metadata], Iterable[str]] = lambda metadata: ()
+    has_mtp: bool = False
 
 
 _UNREAD = "llama.cpp does not read it for this architecture"
@@ -194,6 +196,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         has_free_heads=True,
         adds_one=True,
         joined_by=models.delta_net_parameters,
+        has_mtp=True,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
@@ -205,6 +208,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         adds_one=True,
         joined=names.EXPERTS,
         joined_by=models.delta_net_parameters,
+        has_mtp=True,
     ),
     "gemma": Architecture("gemma", gemmas.gemma, has_free_heads=True, head=False, adds_one=True),
     "gemma2": Architecture(
@@ -251,12 +255,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names.GLM4,
         rotates_part=True,
         has_free_heads=True,
+        has_mtp=True,
     ),
     "exaone4": Architecture(
         "exaone4",
         models.exaone4,
         names.POST_NORMS,
         rotary_tensors=frozenset({FREQUENCIES}),
+        has_mtp=True,
     ),
     "seed_oss": Architecture(
         "seed_oss",

@@ -39,7 +39,9 @@ def read_configuration(file: GgufFile, max_model_len: int | None = None) -> Any:
     metadata = Metadata(file)
     architecture = architecture_of(file)
     metadata.require("attention.causal", True, because="only causal models are served")
-    metadata.require("nextn_predict_layers", 0, because="layers for drafting are not supported")
+    if not architecture.has_mtp:
+        because = "this architecture has no layers for drafting"
+        metadata.require("nextn_predict_layers", 0, because=because)
     length = metadata.count("context_length")
     served = length if max_model_len is None else min(length, max_model_len)
     settings = _settings(metadata, architecture, length, served)
@@ -84,6 +86,8 @@ def _settings(
 ) -> dict[str, Any]:
     """Arguments of the configuration."""
     file = metadata.file
+    if metadata.num_mtp_layers and not any(name.startswith("blk.0.") for name in file.tensors):
+        raise file.error("contains an MTP layer without its model; use the file of the model")
     if _EMBEDDING not in file.tensors:
         raise file.error(f"has no tensor {_EMBEDDING!r}")
     if architecture.head and HEAD not in file.tensors:
@@ -99,7 +103,7 @@ def _settings(
         because = f"all {head_size} numbers of a head must be rotated"
         raise metadata.refuse("rope.dimension_count", because)
     rotary = read_rotary(metadata, rotated // 2, served, architecture.rotary_tensors)
-    shape = Shape(hidden, metadata.count("block_count"), heads, head_size, rotary)
+    shape = Shape(hidden, metadata.num_layers, heads, head_size, rotary)
     own = architecture.settings(metadata, shape)
     norm = "layer_norm_epsilon" if architecture.has_layer_norms else "layer_norm_rms_epsilon"
     settings = {

@@ -16,8 +16,9 @@ _TAGGED = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<tag>[\w./-]+)")
 # `owner/repo/file.gguf`, where the file may be in a folder.
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)/(?P<file>[\w./-]+\.gguf)", re.I)
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.I)
-# Files beside a model: encoders of images, statistics of a quantisation, and drafts.
-_BESIDE = re.compile(r"mmproj|imatrix|(^|[-_.])(mtp|eagle3|dflash|dspark)-", re.I)
+# Files beside a model: encoders of images, statistics of a quantisation, and drafts. Models that
+# contain an MTP layer have `MTP-` in their names.
+_BESIDE = re.compile(r"(?i:mmproj|imatrix|(^|[-_.])(eagle3|dflash|dspark)-)|(^|[-_.])mtp-")
 _MOST_NAMES = 8  # in an error
 
 

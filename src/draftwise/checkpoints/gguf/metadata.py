@@ -28,6 +28,29 @@ class Metadata:
         self.architecture = file.architecture
         self._used: set[str] = set()
 
+    @property
+    def num_mtp_layers(self) -> int:
+        """Number of layers for drafting, which are the last of all blocks.
+
+        Raises:
+            UnsupportedModelError: it is not a number below that of all blocks.
+        """
+        name = "nextn_predict_layers"
+        found = self.value(name, 0)
+        if type(found) is not int or not 0 <= found < self.count("block_count"):
+            raise self.refuse(name, "it must be a number below that of all blocks")
+        return found
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers of the model itself."""
+        return self.count("block_count") - self.num_mtp_layers
+
+    def by_layer(self, name: str, default: Any = None) -> Any:
+        """A value as :meth:`value` returns it; of an array, the entries of the model's layers."""
+        found = self.value(name, default)
+        return found[: self.num_layers] if isinstance(found, list) else found
+
     def has(self, name: str) -> bool:
         """Whether the file has a key. This does not count as a use."""
         return f"{self.architecture}.{name}" in self.file.keys
@@ -67,17 +90,17 @@ class Metadata:
             raise self.refuse(name, "it must be a positive integer")
         return value
 
-    def counts(self, name: str, num_layers: int) -> list[int]:
+    def counts(self, name: str) -> list[int]:
         """A non-negative integer for every layer, from an array or one integer for all.
 
         Args:
             name: the key.
-            num_layers: number of layers.
 
         Raises:
             UnsupportedModelError: the key is missing, or its value is something else.
         """
-        value = self._value(name, None)
+        num_layers = self.num_layers
+        value = self.by_layer(name)
         counts = value if isinstance(value, list) else [value] * num_layers
         if len(counts) != num_layers or not all(type(each) is int and each >= 0 for each in counts):
             raise self.refuse(name, f"it must be an integer, or {num_layers} of them")

@@ -59,7 +59,7 @@ def mistral3(metadata: Metadata, shape: Shape) -> Settings:
 def _attention_layers(metadata: Metadata, shape: Shape, other: str) -> Settings:
     """Layers with key-value heads are of attention, and those without of another type."""
     name = "attention.head_count_kv"
-    counts = metadata.counts(name, shape.num_layers)
+    counts = metadata.counts(name)
     kv_heads = set(counts) - {0}
     if len(kv_heads) != 1:
         raise metadata.refuse(name, "layers of attention must have the same number, and exist")
@@ -111,7 +111,7 @@ def granitehybrid(metadata: Metadata, shape: Shape) -> Settings:
 def qwen35(metadata: Metadata, shape: Shape) -> Settings:
     """Qwen 3.5: each layer but every fourth is a gated delta net."""
     name = "attention.recurrent_layers"
-    recurs = metadata.value(name)
+    recurs = metadata.by_layer(name)
     if recurs is None:
         interval = metadata.count("full_attention_interval", 4)
         recurs = [(layer + 1) % interval > 0 for layer in range(shape.num_layers)]
@@ -119,7 +119,7 @@ def qwen35(metadata: Metadata, shape: Shape) -> Settings:
         metadata.ignore(["full_attention_interval"])
     if not isinstance(recurs, list) or len(recurs) != shape.num_layers:
         raise metadata.refuse(name, f"it must be {shape.num_layers} booleans")
-    kv_heads = metadata.counts("attention.head_count_kv", shape.num_layers)
+    kv_heads = metadata.counts("attention.head_count_kv")
     num_key_heads, num_heads, key_size, size = _delta_net(metadata)
     # Of a text, all sections are rotated by the same position.
     pairs = shape.head_size // 2 if shape.rotary.divisors is None else len(shape.rotary.divisors)

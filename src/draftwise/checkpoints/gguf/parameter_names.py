@@ -148,7 +148,20 @@ GRANITE_MAMBA = _joined(
         ),
     }
 )
-QWEN35: Names = {**LLAMA, **of_layers({"post_attention_layernorm": "post_attention_norm"})}
+# Of an MTP layer, beside what other layers have.
+MTP: Names = of_layers(
+    {
+        "enorm": "nextn.enorm",
+        "hnorm": "nextn.hnorm",
+        "eh_proj": "nextn.eh_proj",
+        "post_norm": "nextn.shared_head_norm",
+    }
+)
+QWEN35: Names = {
+    **LLAMA,
+    **of_layers({"post_attention_layernorm": "post_attention_norm"}),
+    **MTP,
+}
 
 
 def gated_delta_net(

@@ -56,7 +56,7 @@ def biases(metadata: Metadata, shape: Shape) -> Settings:
 def layer_types(metadata: Metadata, shape: Shape, period: int | None) -> list[str]:
     """Which layers have a window: an array of booleans, or all but each ``period``-th layer."""
     name = "attention.sliding_window_pattern"
-    found = metadata.value(name, period)
+    found = metadata.by_layer(name, period)
     if isinstance(found, list):
         slides = found
     elif isinstance(found, int) and found > 0:

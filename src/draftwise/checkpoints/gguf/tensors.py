@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from draftwise.checkpoints.gguf.configuration import architecture_of, is_tied
 from draftwise.checkpoints.gguf.file import GgufFile
 from draftwise.checkpoints.gguf.metadata import Metadata
 from draftwise.checkpoints.gguf.rotary import ROTARY_TENSORS
-from draftwise.checkpoints.quantization import BlockRows
+from draftwise.checkpoints.quantization import BlockRows, in_pieces
 from draftwise.errors import UnsupportedModelError
 
 HEAD = "lm_head.weight"
@@ -47,7 +47,7 @@ class Rows:
         if self.scale is not None:
             numbers = numbers * file.read(self.scale)
         if self.pieces is not None:
-            numbers = numbers.unflatten(1, (len(self.pieces), -1))[:, self.pieces].flatten(1)
+            numbers = in_pieces(numbers, self.pieces)
         return numbers if self.rows is None else numbers[self.rows]
 
 
@@ -115,18 +115,56 @@ def sources(file: GgufFile, parameters: Iterable[str]) -> dict[str, Source]:
         UnsupportedModelError: a tensor is missing, or the file has one that no parameter is made
             of.
     """
+    metadata = Metadata(file)
     finder = _Finder(file)
     found = {name: finder.source(name) for name in parameters}
-    used = ROTARY_TENSORS | set(architecture_of(file).unused(Metadata(file)))
-    for part in (part for each in found.values() for part in each.parts):
-        used |= {part.tensor} | ({part.scale} if part.scale else set())
-    for name in file.tensors:
-        if name not in used:
-            raise file.error(
-                f"has the tensor {name!r}, which this architecture or its configuration does not "
-                "use, so the model would be computed wrongly"
-            )
+    beside = ROTARY_TENSORS | set(architecture_of(file).unused(metadata))
+    own = [name for name in file.tensors if _layer_of(name) < metadata.num_layers]
+    unused = sorted(set(own) - beside - _used(found))
+    if unused:
+        raise file.error(
+            f"has the tensor {unused[0]!r}, which this architecture or its configuration does not "
+            "use, so the model would be computed wrongly"
+        )
     return found
+
+
+def mtp_sources(file: GgufFile, parameters: Iterable[str]) -> dict[str, Source]:
+    """How each parameter of the file's MTP layer is made of its tensors.
+
+    Args:
+        file: the file.
+        parameters: names of the parameters of a ``MtpLayer`` of transformers.
+
+    Raises:
+        UnsupportedModelError: a tensor is missing, or the layer has one that no parameter is made
+            of.
+    """
+    finder, layer = _Finder(file), Metadata(file).num_layers
+    found = {}
+    for name in parameters:
+        is_final_norm = name == "post_norm.weight"
+        if is_final_norm and f"blk.{layer}.nextn.shared_head_norm.weight" not in file.tensors:
+            found[name] = finder.source("model.norm.weight")  # as in llama.cpp
+        else:
+            found[name] = finder.source(f"model.layers.{layer}.{name.removeprefix('mtp_block.')}")
+    own = {name for name in file.tensors if _layer_of(name) == layer}
+    unused = sorted(own - _used(found))
+    if unused:
+        raise file.error(f"has the tensor {unused[0]!r}, which its MTP layer does not use")
+    return found
+
+
+def _layer_of(tensor: str) -> int:
+    """The layer of a tensor; -1 for one that is not of a layer."""
+    found = _LAYER.search(tensor) if tensor.startswith("blk.") else None
+    return -1 if found is None else int(found[1])
+
+
+def _used(found: Mapping[str, Source]) -> set[str]:
+    """The tensors that parameters are made of."""
+    parts = [part for each in found.values() for part in each.parts]
+    return {part.tensor for part in parts} | {part.scale for part in parts if part.scale}
 
 
 @dataclass(frozen=True)

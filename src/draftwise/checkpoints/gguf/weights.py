@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import MtpModel
 
-from draftwise.checkpoints.gguf.configuration import is_tied
+from draftwise.checkpoints.gguf.configuration import architecture_of, is_tied
 from draftwise.checkpoints.gguf.file import GgufFile
-from draftwise.checkpoints.gguf.tensors import HEAD, Source, sources
+from draftwise.checkpoints.gguf.metadata import Metadata
+from draftwise.checkpoints.gguf.parameter_names import MTP
+from draftwise.checkpoints.gguf.tensors import HEAD, Source, mtp_sources, sources
 from draftwise.checkpoints.quantization import StoredExperts, keep_stored, keep_stored_experts
 from draftwise.checkpoints.rotary import rotary_settings
 from draftwise.checkpoints.support import ATTENTION_NAME
@@ -84,19 +87,73 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         )
     _check_rotary(file, model)
     found = sources(file, model.state_dict())
+    _fill(file, model, found, dtype, keeps_blocks=True)
+    for name, buffer in model.named_buffers():
+        if name in found:  # the others are computed from the configuration
+            buffer.copy_(found[name].read(file, buffer.shape))
+    return model.eval()
+
+
+def load_mtp(file: GgufFile, model: nn.Module, dtype: torch.dtype, keeps_blocks: bool) -> nn.Module:
+    """Load the MTP layer of a file for its model.
+
+    Args:
+        file: the file; :func:`num_mtp_layers` says that it has one.
+        model: the file's model, whose configuration says what kind of layer it is.
+        dtype: data type of the weights.
+        keeps_blocks: whether linear layers and experts keep the file's blocks, as with
+            :func:`load_stored`.
+
+    Returns:
+        A ``MtpModel`` of transformers.
+
+    Raises:
+        UnsupportedModelError: a tensor is missing, unknown, of another shape, or of a type that
+            cannot be expanded.
+    """
+    with torch.device("meta"):
+        loaded: nn.Module = MtpModel(model, 1)
+    layer = loaded.get_submodule("layers.0").to(dtype)
+    _fill(file, layer, mtp_sources(file, layer.state_dict()), dtype, keeps_blocks)
+    return loaded.eval()
+
+
+def num_mtp_layers(file: GgufFile) -> int:
+    """The number of MTP layers that a file contains."""
+    metadata = Metadata(file)
+    first = f"blk.{metadata.num_layers}.nextn.eh_proj.weight"
+    # A file may count layers that it does not have.
+    return metadata.num_mtp_layers if first in file.tensors else 0
+
+
+def reads_mtp(file: GgufFile) -> bool:
+    """Whether MTP layers of a file's architecture are read."""
+    return MTP.keys() <= architecture_of(file).modules.keys()
+
+
+def _fill(
+    file: GgufFile,
+    model: nn.Module,
+    found: Mapping[str, Source],
+    dtype: torch.dtype,
+    keeps_blocks: bool,
+) -> None:
+    """Give all parameters of a model on the meta device their weights, or the file's blocks."""
     modules = dict(model.named_modules())
     experts: dict[str, dict[str, StoredExperts]] = defaultdict(dict)
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         owner, _, attribute = name.rpartition(".")
         module, source = modules[owner], found[name]
         is_of_experts = attribute in _EXPERT_WEIGHTS and parameter.ndim > 2
-        stored = _stored_experts(file, source, parameter.numel()) if is_of_experts else None
-        if stored:
-            experts[owner][attribute] = stored
-            continue
-        if attribute == "weight" and isinstance(module, nn.Linear | nn.Embedding):
+        if keeps_blocks and is_of_experts:
+            stored = _stored_experts(file, source, parameter.numel())
+            if stored:
+                experts[owner][attribute] = stored
+                continue
+        is_matrix = attribute == "weight" and isinstance(module, nn.Linear | nn.Embedding)
+        if keeps_blocks and is_matrix and source.join is None:
             parts = source.parts
-            if source.join is None and all(file.is_quantized(part.tensor) for part in parts):
+            if all(file.is_quantized(part.tensor) for part in parts):
                 rows = [
                     file.rows(part.tensor, part.rows, part.scale, part.pieces) for part in parts
                 ]
@@ -107,12 +164,8 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         # Norms and biases keep their precision.
         kept = numbers if numbers.ndim == 1 else numbers.to(dtype)
         setattr(module, attribute, nn.Parameter(kept, requires_grad=False))
-    for name, buffer in model.named_buffers():
-        if name in found:  # the others are computed from the configuration
-            buffer.copy_(found[name].read(file, buffer.shape))
     for owner, weights in experts.items():
         keep_stored_experts(modules[owner], weights)
-    return model.eval()
 
 
 def _stored_experts(file: GgufFile, source: Source, size: int) -> StoredExperts | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.checkpoints.gguf.grids import grid_of
-from draftwise.checkpoints.quantization import BlockRows, StoredRows
+from draftwise.checkpoints.quantization import BlockRows, StoredRows, in_pieces
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.kernels.native.structures import (
     BLOCK_KIND,
@@ -267,7 +267,7 @@ def expand_blocks(blocks: BlockRows, library: NativeLibrary) -> Tensor:
     )
     library.expand_rows(ctypes.byref(call), ctypes.byref(threads))
     if blocks.pieces is not None:
-        numbers = numbers.unflatten(1, (len(blocks.pieces), -1))[:, blocks.pieces].flatten(1)
+        numbers = in_pieces(numbers, blocks.pieces)
     return numbers
 
 

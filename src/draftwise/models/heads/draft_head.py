@@ -12,7 +12,7 @@ from draftwise.models.fast_path import SlowPath
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.packed_model import PackedModel
+from draftwise.models.packed_model import LazyEmbedding, PackedModel
 from draftwise.models.segment import Segment
 from draftwise.models.tree_tokens import SegmentTree
 
@@ -37,7 +37,7 @@ class DraftHead(PackedModel):
         target_ids: Tensor,
         target: PackedModel,
         hidden_size: int,
-        embedding: Tensor,
+        embedding: Tensor | LazyEmbedding,
         native: NativeDecoder | None = None,
         slow_path: SlowPath | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class DraftHead(PackedModel):
             target_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes.
             target: the target.
             hidden_size: size of its residual stream.
-            embedding: ``[tokens, size]`` the token embedding.
+            embedding: ``[tokens, size]`` the token embedding, or the rows that it is expanded from.
             native: the native kernels; ``None`` where they do not support the head.
             slow_path: why it does not run on the fast path of its device.
         """

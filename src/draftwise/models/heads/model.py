@@ -18,7 +18,7 @@ from draftwise.models.heads.mtp_forward import MtpForward, MtpSpec
 from draftwise.models.heads.spec import EagleSpec
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
-from draftwise.models.packed_model import PackedModel
+from draftwise.models.packed_model import LazyEmbedding, PackedModel
 from draftwise.models.packing import PackedBatch
 from draftwise.models.segment import Segment
 from draftwise.models.static_steps import StepMode
@@ -56,9 +56,8 @@ class HeadModel(DraftHead):
         Raises:
             UnsupportedModelError: the target's final norm is not found.
         """
-        embedding = spec.embedding
-        if not isinstance(embedding, Tensor):
-            embedding = embedding.weight.detach()
+        embedding: Tensor | LazyEmbedding
+        embedding = spec.embedding if isinstance(spec, MtpSpec) else spec.embedding.weight.detach()
         self.native_head: NativeHead | None = None
         self._head_forward: HeadForward | EagleForward | MtpForward | None = None
         if isinstance(spec, MtpSpec):

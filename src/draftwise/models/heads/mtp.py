@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.modeling_layers import MtpModel
 
-from draftwise.checkpoints.fingerprint import tensors_fingerprint
+from draftwise.checkpoints import gguf
+from draftwise.checkpoints.fingerprint import layer_fingerprint
 from draftwise.checkpoints.heads.origin import warn_of_other_target
 from draftwise.checkpoints.mtp import no_mtp
 from draftwise.checkpoints.mtp_folder import MtpTarget, check_mtp_folder
+from draftwise.checkpoints.quantization import stored_experts, stored_rows
 from draftwise.checkpoints.support import ATTENTION_NAME, own_failure
 from draftwise.core.formats import MTP_METHOD
 from draftwise.errors import DraftwiseError, UnsupportedModelError
@@ -20,6 +23,8 @@ from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.mtp_forward import MtpSpec
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.loading import LoadedModel
+from draftwise.models.packed_model import LazyEmbedding, embedded
+from draftwise.models.packed_modules import can_pack_modules, has_packed_modules, pack_parts
 from draftwise.models.pretrained import PretrainedModel
 
 _ROLE = "draft"
@@ -53,20 +58,29 @@ def load_mtp(target: LoadedModel, name: str, folder: Path | None = None) -> Load
         )
     module: Any = model.module
     text = module.config.get_text_config()
-    loaded = read_mtp(module, name, folder)
+    if target.gguf is not None and folder is None:
+        loaded = _read_gguf(target.gguf, model, name)
+    else:
+        loaded = read_mtp(module, name, folder)
     if folder is not None:
         warn_of_other_target(name, folder, target.name, target.fingerprint)
     loaded.set_attn_implementation(ATTENTION_NAME)
-    layer = loaded.layers[0].to(model.device, model.dtype).eval()
+    layer = loaded.layers[0].eval()
+    fingerprint = layer_fingerprint(MTP_METHOD, layer)
+    if any(map(_has_blocks, layer.modules())):
+        pack_parts(layer)
+    else:
+        layer.to(model.device)
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(model.dtype)
     spec = MtpSpec(
         layer,
         loaded.rotary_emb,
-        model.embedding,
+        model.embedding_as_stored,
         None if text.model_type in _BEFORE_NORM else model.final_norm(),
         model.projection(),
         model.hidden_size,
     )
-    weights = {key: each.detach() for key, each in layer.state_dict().items()}
     return LoadedModel(
         MTP_METHOD if folder is None else name,
         HeadModel(
@@ -79,9 +93,47 @@ def load_mtp(target: LoadedModel, name: str, folder: Path | None = None) -> Load
         None,
         target.max_model_len,
         frozenset(),
-        sum(each.numel() for each in weights.values()),
-        tensors_fingerprint(MTP_METHOD, weights),
+        sum(each.numel() for each in layer.state_dict().values()),
+        fingerprint,
     )
+
+
+def _read_gguf(file: gguf.GgufFile, model: PretrainedModel, name: str) -> Any:
+    """Read the MTP layer of a GGUF file for its model, with blocks where the model has them.
+
+    Raises:
+        UnsupportedModelError: see :func:`load_mtp`.
+    """
+    if not gguf.num_mtp_layers(file):
+        raise no_mtp(name)
+    _check_count(gguf.num_mtp_layers(file), name)
+    if not gguf.reads_mtp(file):
+        raise UnsupportedModelError(
+            _ROLE, f"{name!r} is a GGUF file of {file.architecture}, whose MTP layer is not read"
+        )
+    module: Any = model.module
+    _complete(module.config.get_text_config())
+    is_lazy = isinstance(model.embedding_as_stored, LazyEmbedding)
+    keeps_blocks = is_lazy or has_packed_modules(module)
+    try:
+        loaded: Any = gguf.load_mtp(file, module, model.dtype, keeps_blocks)
+        if keeps_blocks and not can_pack_modules(loaded.layers[0]):
+            loaded = gguf.load_mtp(file, module, model.dtype, False)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(_ROLE, error.message) from error
+    return loaded
+
+
+def _has_blocks(module: nn.Module) -> bool:
+    return bool(stored_rows(module) or stored_experts(module))
+
+
+def _check_count(count: int, name: str) -> None:
+    """Refuse several layers."""
+    if count > 1:
+        raise UnsupportedModelError(
+            _ROLE, f"{name!r} has {count} MTP layers that follow each other; one is supported"
+        )
 
 
 def num_mtp_layers(text: Any) -> int:
@@ -110,10 +162,7 @@ def read_mtp(module: Any, name: str, folder: Path | None = None) -> Any:
         count = num_mtp_layers(text)
         if not count:
             raise no_mtp(name)
-        if count > 1:
-            raise UnsupportedModelError(
-                _ROLE, f"{name!r} has {count} MTP layers that follow each other; one is supported"
-            )
+        _check_count(count, name)
     _complete(text)
     # transformers knows where these layers are in the models that it was tested with. In families
     # that count them as layers, they follow the others.
@@ -151,14 +200,15 @@ def _complete(text: Any) -> None:
 def _layers(spec: MtpSpec, target: LoadedModel) -> list[LayerShape]:
     """The keys and values of the layer."""
     probe = ShapeProbe(_ROLE, target.max_model_len)
-    embedded = spec.embedding[:2].unsqueeze(0)
-    positions = torch.arange(2, device=embedded.device).unsqueeze(0)
-    angles = None if spec.rotary is None else spec.rotary(embedded, position_ids=positions)
+    positions = torch.arange(2, device=target.model.device)
+    inputs = embedded(positions, spec.embedding).unsqueeze(0)
+    positions = positions.unsqueeze(0)
+    angles = None if spec.rotary is None else spec.rotary(inputs, position_ids=positions)
     try:
         with torch.inference_mode(), following(probe):
             spec.layer(
-                embedded,
-                torch.zeros_like(embedded),
+                inputs,
+                torch.zeros_like(inputs),
                 position_embeddings=angles,
                 attention_mask=None,
                 position_ids=positions,

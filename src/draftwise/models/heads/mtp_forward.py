@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.models.attention_interface import following
 from draftwise.models.heads.forward import HeadOutput
+from draftwise.models.packed_model import LazyEmbedding, embedded
 from draftwise.models.packing import PackedBatch
 
 
@@ -22,7 +22,8 @@ class MtpSpec:
         layer: a ``MtpLayer`` of transformers: norms of embedding and state, their projection, a
             decoder layer of the target's kind, and a norm.
         rotary: the target's rotary embedding; ``None`` for a target without one.
-        embedding: ``[tokens, hidden]`` the target's token embedding.
+        embedding: ``[tokens, hidden]`` the target's token embedding, or the rows that it is
+            expanded from.
         final_norm: what the target's state passes before the layer reads it; ``None`` for families
             whose layer reads the output of the last layer as it is.
         projection: the target's projection to the vocabulary.
@@ -31,7 +32,7 @@ class MtpSpec:
 
     layer: Any
     rotary: Any
-    embedding: Tensor
+    embedding: Tensor | LazyEmbedding
     final_norm: Callable[[Tensor], Tensor] | None
     projection: Callable[[Tensor], Tensor]
     hidden_size: int
@@ -72,13 +73,13 @@ class MtpForward:
         if states is not None:
             features = states if spec.final_norm is None else spec.final_norm(states)
         assert features is not None
-        embedded = F.embedding(ids, spec.embedding).unsqueeze(0)
+        inputs = embedded(ids, spec.embedding).unsqueeze(0)
         positions = packed.positions.unsqueeze(0)
-        angles = None if spec.rotary is None else spec.rotary(embedded, position_ids=positions)
+        angles = None if spec.rotary is None else spec.rotary(inputs, position_ids=positions)
         with following(packed):
             hidden: Tensor = spec.layer(
-                embedded,
-                features.unsqueeze(0).to(embedded.dtype),
+                inputs,
+                features.unsqueeze(0).to(inputs.dtype),
                 position_embeddings=angles,
                 attention_mask=None,
                 position_ids=positions,

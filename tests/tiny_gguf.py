@@ -1,0 +1,201 @@
+"""GGUF files of tiny Qwen3.5 models with an MTP layer, as llama.cpp's converter writes them."""
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+from .tiny_models import randomise
+from .tiny_mtp import random_layer
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+# Classes of configurations by architecture, and their settings beside ``SIZES``.
+ARCHITECTURES = {
+    "qwen35": ("Qwen3_5TextConfig", {}),
+    "qwen35moe": ("Qwen3_5MoeTextConfig", EXPERTS),
+}
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "post_norm": "nextn.shared_head_norm",
+}
+
+
+def build(architecture):
+    """A random model and its ``MtpModel``, as transformers computes them."""
+    config_class, settings = ARCHITECTURES[architecture]
+    config = getattr(transformers, config_class)(**{**SIZES, **settings})
+    torch.manual_seed(2)  # decays are drawn
+    main = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomise(main, 3, 2.0)
+    main.config.num_mtp_layers, main.config.mtp_layer_types = 1, ["full_attention"]
+    return main, random_layer(main)
+
+
+def _tiled(tensor, dim, config):
+    """Value heads in turn over the key heads, in place of those of a key head together."""
+    repeats = config.linear_num_value_heads // config.linear_num_key_heads
+    split = tensor.unflatten(dim, (config.linear_num_key_heads, repeats, -1))
+    return split.transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def _layer_tensors(layer, config):
+    """Names in a block of a file, and numbers, of the parameters of a layer."""
+    keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    for name, weight in layer.items():
+        module, _, kind = name.rpartition(".")
+        if module.endswith(("in_proj_qkv", "conv1d")):
+            weight = weight.flatten(1)
+            weight = torch.cat([weight[:keys], _tiled(weight[keys:], 0, config)])
+        elif module.endswith(("in_proj_z", "in_proj_b", "in_proj_a")):
+            weight = _tiled(weight, 0, config)
+        elif module.endswith("linear_attn.out_proj"):
+            weight = _tiled(weight, 1, config)
+        elif module.endswith("norm") and not module.endswith("linear_attn.norm"):
+            weight = weight + 1
+        if kind == "A_log":
+            yield "ssm_a", -_tiled(weight, 0, config).exp()
+        elif kind == "dt_bias":
+            yield "ssm_dt.bias", _tiled(weight, 0, config)
+        elif kind == "gate_up_proj":
+            gate, up = weight.chunk(2, dim=1)
+            yield "ffn_gate_exps.weight", gate
+            yield "ffn_up_exps.weight", up
+        elif kind == "down_proj":
+            yield "ffn_down_exps.weight", weight
+        else:
+            weight = weight.flatten() if module == "mlp.shared_expert_gate" else weight
+            yield f"{_NAMES[module]}.{kind}", weight
+
+
+def tensors_of(main, layer):
+    """All tensors of a file by name; those of the MTP layer follow the model's layers."""
+    config, state = main.config, main.state_dict()
+    tensors = {
+        "token_embd.weight": state["model.embed_tokens.weight"],
+        "output_norm.weight": state["model.norm.weight"] + 1,
+        "output.weight": state["lm_head.weight"],
+    }
+    layers = [each.state_dict() for each in main.model.layers]
+    own = {name.removeprefix("mtp_block."): x for name, x in layer.layers[0].state_dict().items()}
+    for number, each in enumerate([*layers, own]):
+        for name, numbers in _layer_tensors(each, config):
+            tensors[f"blk.{number}.{name}"] = numbers
+    return tensors
+
+
+def write(path, architecture, config, tensors, blocks=None, **keys):
+    """Write a file.
+
+    Args:
+        path: where.
+        architecture: key of ``ARCHITECTURES``.
+        config: the model's configuration.
+        tensors: see ``tensors_of``.
+        blocks: type of all matrices but those of routers; ``None`` for float32.
+        keys: changed metadata of the architecture, with ``_`` for ``.``; ``None`` leaves a key out.
+    """
+    writer = gguf.GGUFWriter(str(path), architecture)
+    heads = config.linear_num_value_heads
+    own = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers + 1,
+        "nextn_predict_layers": 1,
+        "feed_forward_length": config.intermediate_size if architecture == "qwen35" else None,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.recurrent_layers": [
+            each == "linear_attention" for each in [*config.layer_types, "full_attention"]
+        ],
+        "full_attention_interval": 4,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.dimension_count": config.head_dim // 4,
+        "rope.dimension_sections": [2, 1, 1, 0],
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config.linear_value_head_dim,
+    }
+    if architecture == "qwen35moe":
+        own |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        }
+    for name, value in {**own, **keys}.items():
+        if isinstance(value, list):
+            writer.add_array(f"{architecture}.{name}", value)
+        elif isinstance(value, float):
+            writer.add_float32(f"{architecture}.{name}", value)
+        elif value is not None:
+            writer.add_uint32(f"{architecture}.{name}", value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab", *(f"t{at}" for at in range(3, config.vocab_size))])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges(["a b"])
+    for name, tensor in tensors.items():
+        numbers = np.ascontiguousarray(tensor.detach().float().numpy())
+        is_kept = numbers.ndim < 2 or name.endswith(("conv1d.weight", "ffn_gate_inp.weight"))
+        if blocks is None or is_kept:
+            writer.add_tensor(name, numbers)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(numbers, blocks), raw_dtype=blocks)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
