@@ -77,3 +77,12 @@ def case(architecture: str, *keys: Mapping[str, Any], **rest: Any) -> Case:
     """A case of several changes of metadata, the later ones on top."""
     changed = {name: value for each in keys for name, value in each.items()}
     return Case(architecture, changed, **rest)
+
+
+def mtp(architecture: str, num_blocks: int) -> Case:
+    """A model whose last block is an MTP layer."""
+    parts = {"eh_proj": (128, 256), "enorm": (128,), "hnorm": (128,), "shared_head_norm": (128,)}
+    last = f"blk.{num_blocks - 1}.nextn"
+    tensors = {f"{last}.{part}.weight": shape for part, shape in parts.items()}
+    keys = {"block_count": num_blocks, "nextn_predict_layers": 1}
+    return case(architecture, keys, tensors=tensors)

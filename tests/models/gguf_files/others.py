@@ -16,6 +16,7 @@ from .case import (
     Case,
     case,
     factors,
+    mtp,
     original,
 )
 
@@ -116,10 +117,12 @@ OTHERS: Mapping[str, Case] = {
     "gpt-oss, tied": case("gpt-oss", tensors=TIED),
     "glm4": case("glm4"),
     "glm4, qkv bias": case("glm4", tensors=QKV_BIAS),
+    "glm4, mtp": mtp("glm4", 3),
     "exaone4": case("exaone4"),
     "exaone4, window": case("exaone4", WINDOW),
     "exaone4, 64 layers, window": case("exaone4", _TINY, {"block_count": 64}, WINDOW),
     "exaone4, rope_freqs": case("exaone4", tensors=LLAMA3),
+    "exaone4, mtp": mtp("exaone4", 3),
     "seed_oss": case("seed_oss"),
     "seed_oss, qkv bias": case("seed_oss", tensors=QKV_BIAS),
     "hunyuan-dense": case("hunyuan-dense"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .case import LINEAR, LLAMA3, QKV_BIAS, TIED, WINDOW, YARN, Case, case
+from .case import LINEAR, LLAMA3, QKV_BIAS, TIED, WINDOW, YARN, Case, case, mtp
 
 QWEN: Mapping[str, Case] = {
     "qwen2": case("qwen2"),
@@ -31,7 +31,9 @@ QWEN: Mapping[str, Case] = {
     "qwen35, equal heads": case("qwen35", {"ssm.group_count": 4}),
     "qwen35, interval": case("qwen35", {"full_attention_interval": 4}),
     "qwen35, tied": case("qwen35", tensors=TIED),
+    "qwen35, mtp": mtp("qwen35", 8),
     "qwen35moe": case("qwen35moe"),
+    "qwen35moe, mtp": mtp("qwen35moe", 8),
     "qwen2moe": case("qwen2moe"),
     "qwen2moe, expert widths absent": case(
         "qwen2moe", {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None}

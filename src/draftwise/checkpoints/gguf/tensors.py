@@ -118,14 +118,13 @@ def sources(file: GgufFile, parameters: Iterable[str]) -> dict[str, Source]:
     metadata = Metadata(file)
     finder = _Finder(file)
     found = {name: finder.source(name) for name in parameters}
-    beside = ROTARY_TENSORS | set(architecture_of(file).unused(metadata))
-    own = [name for name in file.tensors if _layer_of(name) < metadata.num_layers]
-    unused = sorted(set(own) - beside - _used(found))
-    if unused:
-        raise file.error(
-            f"has the tensor {unused[0]!r}, which this architecture or its configuration does not "
-            "use, so the model would be computed wrongly"
-        )
+    used = ROTARY_TENSORS | set(architecture_of(file).unused(metadata)) | _used(found)
+    for name in file.tensors:
+        if name not in used and _layer_of(name) < metadata.num_layers:
+            raise file.error(
+                f"has the tensor {name!r}, which this architecture or its configuration does not "
+                "use, so the model would be computed wrongly"
+            )
     return found
 
 
@@ -148,10 +147,10 @@ def mtp_sources(file: GgufFile, parameters: Iterable[str]) -> dict[str, Source]:
             found[name] = finder.source("model.norm.weight")  # as in llama.cpp
         else:
             found[name] = finder.source(f"model.layers.{layer}.{name.removeprefix('mtp_block.')}")
-    own = {name for name in file.tensors if _layer_of(name) == layer}
-    unused = sorted(own - _used(found))
-    if unused:
-        raise file.error(f"has the tensor {unused[0]!r}, which its MTP layer does not use")
+    used = _used(found)
+    for name in file.tensors:
+        if name not in used and _layer_of(name) == layer:
+            raise file.error(f"has the tensor {name!r}, which its MTP layer does not use")
     return found
 
 
