@@ -1,4 +1,4 @@
-"""GGUF files of tiny Qwen3.5 models with an MTP layer, as llama.cpp's converter writes them."""
+"""GGUF files of tiny Qwen3.5 and Qwen3-Next models with an MTP layer, as llama.cpp writes them."""
 
 import gguf
 import numpy as np
@@ -37,6 +37,7 @@ EXPERTS = {
 ARCHITECTURES = {
     "qwen35": ("Qwen3_5TextConfig", {}),
     "qwen35moe": ("Qwen3_5MoeTextConfig", EXPERTS),
+    "qwen3next": ("Qwen3NextConfig", EXPERTS),
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -51,6 +52,7 @@ _NAMES = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
@@ -87,24 +89,40 @@ def _tiled(tensor, dim, config):
     return split.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
+def _parted(weight, config):
+    """Queries, keys and values, and gates, of the rows of Qwen3-Next's key heads."""
+    key, heads = config.linear_key_head_dim, config.linear_num_key_heads
+    values = config.linear_num_value_heads // heads * config.linear_value_head_dim
+    *mixed, gates = weight.view(heads, -1, weight.shape[1]).split([key, key, values, values], 1)
+    return torch.cat([each.flatten(0, 1) for each in mixed]), gates.flatten(0, 1)
+
+
 def _layer_tensors(layer, config):
     """Names in a block of a file, and numbers, of the parameters of a layer."""
     keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+
+    def in_turn(weight, dim):
+        return weight if config.model_type == "qwen3_next" else _tiled(weight, dim, config)
+
     for name, weight in layer.items():
         module, _, kind = name.rpartition(".")
         if module.endswith(("in_proj_qkv", "conv1d")):
             weight = weight.flatten(1)
-            weight = torch.cat([weight[:keys], _tiled(weight[keys:], 0, config)])
+            weight = torch.cat([weight[:keys], in_turn(weight[keys:], 0)])
         elif module.endswith(("in_proj_z", "in_proj_b", "in_proj_a")):
-            weight = _tiled(weight, 0, config)
+            weight = in_turn(weight, 0)
         elif module.endswith("linear_attn.out_proj"):
-            weight = _tiled(weight, 1, config)
+            weight = in_turn(weight, 1)
         elif module.endswith("norm") and not module.endswith("linear_attn.norm"):
             weight = weight + 1
-        if kind == "A_log":
-            yield "ssm_a", -_tiled(weight, 0, config).exp()
+        if module.endswith("in_proj_qkvz"):
+            mixed, gates = _parted(weight, config)
+            yield "attn_qkv.weight", mixed
+            yield "attn_gate.weight", gates
+        elif kind == "A_log":
+            yield "ssm_a", -in_turn(weight, 0).exp()
         elif kind == "dt_bias":
-            yield "ssm_dt.bias", _tiled(weight, 0, config)
+            yield "ssm_dt.bias", in_turn(weight, 0)
         elif kind == "gate_up_proj":
             gate, up = weight.chunk(2, dim=1)
             yield "ffn_gate_exps.weight", gate
@@ -162,14 +180,14 @@ def write(path, architecture, config, tensors, blocks=None, **keys):
         "full_attention_interval": 4,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
         "rope.dimension_count": config.head_dim // 4,
-        "rope.dimension_sections": [2, 1, 1, 0],
+        "rope.dimension_sections": None if architecture == "qwen3next" else [2, 1, 1, 0],
         "ssm.conv_kernel": config.linear_conv_kernel_dim,
         "ssm.state_size": config.linear_key_head_dim,
         "ssm.group_count": config.linear_num_key_heads,
         "ssm.time_step_rank": heads,
         "ssm.inner_size": heads * config.linear_value_head_dim,
     }
-    if architecture == "qwen35moe":
+    if architecture != "qwen35":
         own |= {
             "expert_count": config.num_experts,
             "expert_used_count": config.num_experts_per_tok,

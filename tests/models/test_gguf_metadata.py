@@ -93,6 +93,8 @@ REPRESENTATIVE = {
     "nemotron",
     "gpt2",
     "qwen35, mtp",
+    "qwen3next",
+    "qwen3next, projections in one",
 }
 # Both sides round to float32. transformers differs from llama.cpp by up to 2e-4 in a number, and by
 # up to 2e-3 with 46 or 62 layers. What a key changes is more than 0.5.

@@ -275,6 +275,8 @@ def test_large_models_are_compressed(monkeypatch):
         "qwen35",
         "qwen35, equal heads",
         "qwen35moe",
+        "qwen3next",
+        "qwen3next, projections in one",
     ],
 )
 def test_blocks_of_a_file(name, tmp_path, monkeypatch):

@@ -100,6 +100,13 @@ def _delta_net(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _grouped_delta_net(s: Sizes) -> dict[str, Any]:
+    """The same with the projections of betas and steps in one tensor."""
+    separate = ("ssm_beta.weight", "ssm_alpha.weight")
+    rest = {name: shape for name, shape in _delta_net(s).items() if name not in separate}
+    return {**rest, "ssm_ba.weight": (2 * s.value_heads, s.hidden)}
+
+
 def _mamba(s: Sizes) -> dict[str, Any]:
     """Mamba-2 with 8 heads, an inner size of twice the hidden size, and two groups of 16."""
     inner, channels = 2 * s.hidden, 2 * s.hidden + 2 * 2 * 16
@@ -181,6 +188,9 @@ PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
     },
     "operator": lambda s: _attention(s) if s.kv_heads else _short_convolution(s),
     "delta": lambda s: _gated_attention(s) if (s.layer + 1) % 4 == 0 else _delta_net(s),
+    "grouped_delta": lambda s: (
+        _gated_attention(s) if (s.layer + 1) % 4 == 0 else _grouped_delta_net(s)
+    ),
     "mixer": lambda s: _plain_attention(s) if s.kv_heads else _mamba(s),
     "per_layer_input": lambda s: {
         "inp_gate.weight": (s.per_layer, s.hidden),
@@ -275,6 +285,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "attn_norm delta post_attention_norm experts shared_expert",
         {
             **_DELTA_NET,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "expert_shared_feed_forward_length": 64,
+        },
+    ),
+    "qwen3next": Architecture(
+        "attn_norm grouped_delta post_attention_norm experts shared_expert",
+        {
+            **{name: value for name, value in _DELTA_NET.items() if "sections" not in name},
             **_EXPERTS,
             **_EXPERT_WIDTH,
             "expert_shared_feed_forward_length": 64,

@@ -6,6 +6,12 @@ from collections.abc import Mapping
 
 from .case import LINEAR, LLAMA3, QKV_BIAS, TIED, WINDOW, YARN, Case, case, mtp
 
+_IN_ONE = {
+    "blk.*.attn_gate.weight": None,
+    **{f"blk.{at}.attn_qkv.weight": None for at in range(3)},
+    **{f"blk.{at}.ssm_in.weight": (384, 128) for at in range(3)},
+}
+
 QWEN: Mapping[str, Case] = {
     "qwen2": case("qwen2"),
     "qwen2, no bias": case("qwen2", tensors=dict.fromkeys(QKV_BIAS)),
@@ -34,6 +40,9 @@ QWEN: Mapping[str, Case] = {
     "qwen35, mtp": mtp("qwen35", 8),
     "qwen35moe": case("qwen35moe"),
     "qwen35moe, mtp": mtp("qwen35moe", 8),
+    "qwen3next": case("qwen3next"),
+    "qwen3next, projections in one": case("qwen3next", tensors=_IN_ONE),
+    "qwen3next, mtp": mtp("qwen3next", 8),
     "qwen2moe": case("qwen2moe"),
     "qwen2moe, expert widths absent": case(
         "qwen2moe", {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None}

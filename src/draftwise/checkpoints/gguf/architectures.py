@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftwise.checkpoints.gguf import delta_net
 from draftwise.checkpoints.gguf import gemma_settings as gemmas
 from draftwise.checkpoints.gguf import model_settings as models
 from draftwise.checkpoints.gguf import parameter_names as names
@@ -190,24 +191,36 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen35": Architecture(
         "qwen3_5_text",
-        models.qwen35,
+        delta_net.qwen35,
         names.QWEN35,
         rotates_part=True,
         has_free_heads=True,
         adds_one=True,
-        joined_by=models.delta_net_parameters,
+        joined_by=delta_net.in_turn,
         has_mtp=True,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
-        models.qwen35moe,
+        delta_net.qwen35moe,
         names.QWEN35,
         ignored=_EXPERTS_UNREAD,
         rotates_part=True,
         has_free_heads=True,
         adds_one=True,
         joined=names.EXPERTS,
-        joined_by=models.delta_net_parameters,
+        joined_by=delta_net.in_turn,
+        has_mtp=True,
+    ),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        delta_net.qwen3next,
+        names.QWEN35,
+        ignored=_EXPERTS_UNREAD,
+        rotates_part=True,
+        has_free_heads=True,
+        adds_one=True,
+        joined=names.EXPERTS,
+        joined_by=delta_net.in_groups,
         has_mtp=True,
     ),
     "gemma": Architecture("gemma", gemmas.gemma, has_free_heads=True, head=False, adds_one=True),

@@ -7,7 +7,6 @@ configuration's class.
 from __future__ import annotations
 
 from draftwise.checkpoints.gguf.metadata import Metadata
-from draftwise.checkpoints.gguf.parameter_names import Joined, gated_delta_net
 from draftwise.checkpoints.gguf.rotary import UNROTATED, Rotary, mscale
 from draftwise.checkpoints.gguf.shared_settings import (
     WINDOWS,
@@ -108,68 +107,6 @@ def granitehybrid(metadata: Metadata, shape: Shape) -> Settings:
     }
 
 
-def qwen35(metadata: Metadata, shape: Shape) -> Settings:
-    """Qwen 3.5: each layer but every fourth is a gated delta net."""
-    name = "attention.recurrent_layers"
-    recurs = metadata.by_layer(name)
-    if recurs is None:
-        interval = metadata.count("full_attention_interval", 4)
-        recurs = [(layer + 1) % interval > 0 for layer in range(shape.num_layers)]
-    else:
-        metadata.ignore(["full_attention_interval"])
-    if not isinstance(recurs, list) or len(recurs) != shape.num_layers:
-        raise metadata.refuse(name, f"it must be {shape.num_layers} booleans")
-    kv_heads = metadata.counts("attention.head_count_kv")
-    num_key_heads, num_heads, key_size, size = _delta_net(metadata)
-    # Of a text, all sections are rotated by the same position.
-    pairs = shape.head_size // 2 if shape.rotary.divisors is None else len(shape.rotary.divisors)
-    sections = metadata.value("rope.dimension_sections") or [pairs, 0, 0]
-    return {
-        **attention_bias(metadata),
-        "num_key_value_heads": max(kv_heads),
-        "layer_types": ["linear_attention" if each else "full_attention" for each in recurs],
-        "linear_num_key_heads": num_key_heads,
-        "linear_num_value_heads": num_heads,
-        "linear_key_head_dim": key_size,
-        "linear_value_head_dim": size,
-        "linear_conv_kernel_dim": metadata.count("ssm.conv_kernel"),
-        "rope_parameters": {
-            **shape.rotary.parameters(),
-            "mrope_section": sections[:3],
-            "mrope_interleaved": True,
-        },
-    }
-
-
-def qwen35moe(metadata: Metadata, shape: Shape) -> Settings:
-    """Qwen 3.5 with experts, of which one is shared."""
-    experts = _qwen_experts(metadata, True)
-    own = {name: experts[name] for name in ("num_experts", "num_experts_per_tok")}
-    return {
-        **qwen35(metadata, shape),
-        **own,
-        "moe_intermediate_size": experts["moe_intermediate_size"],
-        "shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
-    }
-
-
-def _delta_net(metadata: Metadata) -> tuple[int, int, int, int]:
-    """Key heads, value heads, and the sizes of a key and a value of a gated delta net."""
-    num_key_heads, num_heads = (
-        metadata.count("ssm.group_count"),
-        metadata.count("ssm.time_step_rank"),
-    )
-    inner = metadata.count("ssm.inner_size")
-    if num_heads % num_key_heads or inner % num_heads:
-        raise metadata.refuse("ssm.time_step_rank", "heads must be multiples of the key heads")
-    return num_key_heads, num_heads, metadata.count("ssm.state_size"), inner // num_heads
-
-
-def delta_net_parameters(metadata: Metadata) -> dict[str, Joined]:
-    """The parameters of a gated delta net, by the heads that a file says it has."""
-    return gated_delta_net(*_delta_net(metadata))
-
-
 def granite(metadata: Metadata, shape: Shape) -> Settings:
     """Granite: constant factors, and no rotary embedding if the file says so."""
     rotary, length = shape.rotary, shape.rotary.original
@@ -203,7 +140,8 @@ def _expert_width(metadata: Metadata, num_used: int) -> int:
     return metadata.count("feed_forward_length") // num_used
 
 
-def _qwen_experts(metadata: Metadata, normalised: bool) -> Settings:
+def qwen_experts(metadata: Metadata, normalised: bool) -> Settings:
+    """Experts of Qwen, whose weights may be normalised."""
     experts = experts_settings(metadata)
     return {
         **experts,
@@ -219,12 +157,12 @@ def qwen2moe(metadata: Metadata, shape: Shape) -> Settings:
     """Qwen 2 with experts, of which one is shared."""
     shared = "expert_shared_feed_forward_length"
     inner = metadata.count(shared if metadata.has(shared) else "feed_forward_length")
-    return {**_qwen_experts(metadata, False), "shared_expert_intermediate_size": inner}
+    return {**qwen_experts(metadata, False), "shared_expert_intermediate_size": inner}
 
 
 def qwen3moe(metadata: Metadata, shape: Shape) -> Settings:
     """Qwen 3 with experts."""
-    return {**_qwen_experts(metadata, True), **attention_bias(metadata)}
+    return {**qwen_experts(metadata, True), **attention_bias(metadata)}
 
 
 def olmo2(metadata: Metadata, shape: Shape) -> Settings:

@@ -25,7 +25,8 @@ class Joined:
         tensors: their names.
         join: the computation; ``None`` if the tensors are its rows.
         default: its numbers if the file lacks the tensors; ``None`` if it must have them.
-        rows: ``[rows]`` int64, which rows of each tensor in which order; ``None`` for all.
+        rows: ``[rows]`` int64, which rows of the tensors, one below the other, in which order;
+            ``None`` for all.
         pieces: ``[pieces]`` int64, the order of the equal pieces of each row; ``None`` for that of
             the file.
     """
@@ -54,7 +55,8 @@ def of_layers(names: Names) -> dict[str, str]:
     return {_MODULES + module: _TENSORS + tensor for module, tensor in names.items()}
 
 
-def _joined(parameters: Mapping[str, Joined]) -> dict[str, Joined]:
+def by_layer(parameters: Mapping[str, Joined]) -> dict[str, Joined]:
+    """Complete the names of a layer's parameters."""
     return {_MODULES + name: joined for name, joined in parameters.items()}
 
 
@@ -68,7 +70,7 @@ def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack([gate, up], dim=2).flatten(1, 2)
 
 
-def _of_channels(weight: Tensor) -> Tensor:
+def of_channels(weight: Tensor) -> Tensor:
     """``[channels, 1, width]`` the weight of a convolution of each channel on its own."""
     return weight.unsqueeze(1)
 
@@ -122,8 +124,8 @@ LFM2: Names = {
         }
     ),
 }
-LFM2_CONVOLUTION = _joined(
-    {"conv.conv.weight": Joined.of_layer("shortconv.conv.weight", join=_of_channels)}
+LFM2_CONVOLUTION = by_layer(
+    {"conv.conv.weight": Joined.of_layer("shortconv.conv.weight", join=of_channels)}
 )
 GRANITE_HYBRID: Names = {
     **LLAMA,
@@ -135,9 +137,9 @@ GRANITE_HYBRID: Names = {
         }
     ),
 }
-GRANITE_MAMBA = _joined(
+GRANITE_MAMBA = by_layer(
     {
-        "mamba.conv1d.weight": Joined.of_layer("ssm_conv1d.weight", join=_of_channels),
+        "mamba.conv1d.weight": Joined.of_layer("ssm_conv1d.weight", join=of_channels),
         "mamba.conv1d.bias": Joined.of_layer("ssm_conv1d.bias"),
         "mamba.dt_bias": Joined.of_layer("ssm_dt.bias"),
         "mamba.A_log": Joined.of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())),
@@ -162,48 +164,6 @@ QWEN35: Names = {
     **of_layers({"post_attention_layernorm": "post_attention_norm"}),
     **MTP,
 }
-
-
-def gated_delta_net(
-    num_key_heads: int, num_heads: int, key_size: int, size: int
-) -> dict[str, Joined]:
-    """The parameters of Qwen3.5's gated delta net.
-
-    Files have the value heads in turn over the key heads, and models those of a key head together.
-
-    Args:
-        num_key_heads: key heads.
-        num_heads: value heads.
-        key_size: numbers of a key.
-        size: numbers of a value.
-    """
-    repeats = num_heads // num_key_heads
-    heads = torch.arange(num_heads).view(repeats, num_key_heads).T.flatten()
-    values = (heads.unsqueeze(1) * size + torch.arange(size)).flatten()
-    keys = 2 * num_key_heads * key_size
-    mixed = torch.cat([torch.arange(keys), keys + values])
-    of_layer, is_same = Joined.of_layer, repeats == 1
-
-    def rows(tensor: str, order: Tensor) -> Joined:
-        return of_layer(tensor, join=None, rows=None if is_same else order)
-
-    return _joined(
-        {
-            "linear_attn.in_proj_qkv.weight": rows("attn_qkv.weight", mixed),
-            "linear_attn.in_proj_z.weight": rows("attn_gate.weight", values),
-            "linear_attn.in_proj_b.weight": rows("ssm_beta.weight", heads),
-            "linear_attn.in_proj_a.weight": rows("ssm_alpha.weight", heads),
-            "linear_attn.conv1d.weight": of_layer(
-                "ssm_conv1d.weight", join=lambda weight: _of_channels(weight[mixed])
-            ),
-            "linear_attn.dt_bias": of_layer("ssm_dt.bias", join=lambda bias: bias[heads]),
-            "linear_attn.A_log": of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())[heads]),
-            "linear_attn.norm.weight": of_layer("ssm_norm.weight"),
-            "linear_attn.out_proj.weight": of_layer(
-                "ssm_out.weight", join=None, pieces=None if is_same else heads
-            ),
-        }
-    )
 
 
 # Norms after attention and feed-forward block only.
@@ -269,7 +229,7 @@ GPT2: Names = {
 }
 
 # Parameters that are not the weight or bias of one tensor.
-EXPERTS = _joined(
+EXPERTS = by_layer(
     {
         "mlp.experts.gate_up_proj": Joined.of_layer(
             "ffn_gate_exps.weight", "ffn_up_exps.weight", join=_side_by_side
@@ -280,7 +240,7 @@ EXPERTS = _joined(
         ),
     }
 )
-GPT_OSS_EXPERTS = _joined(
+GPT_OSS_EXPERTS = by_layer(
     {
         "self_attn.sinks": Joined.of_layer("attn_sinks.weight"),
         "mlp.experts.gate_up_proj": Joined.of_layer(
@@ -297,7 +257,7 @@ GPT_OSS_EXPERTS = _joined(
         "mlp.experts.down_proj_bias": Joined.of_layer("ffn_down_exps.bias"),
     }
 )
-GEMMA4_EXPERTS = _joined(
+GEMMA4_EXPERTS = by_layer(
     {
         "layer_scalar": Joined.of_layer("layer_output_scale.weight", default=1.0),
         "router.scale": Joined.of_layer("ffn_gate_inp.scale"),

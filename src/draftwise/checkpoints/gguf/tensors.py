@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from draftwise.checkpoints.gguf.architectures import QKV
 from draftwise.checkpoints.gguf.configuration import architecture_of, is_tied
 from draftwise.checkpoints.gguf.file import GgufFile
 from draftwise.checkpoints.gguf.metadata import Metadata
+from draftwise.checkpoints.gguf.parameter_names import Joined
 from draftwise.checkpoints.gguf.rotary import ROTARY_TENSORS
 from draftwise.checkpoints.quantization import BlockRows, in_pieces
 from draftwise.errors import UnsupportedModelError
@@ -41,9 +42,8 @@ class Rows:
     scale: str | None = None
     pieces: Tensor | None = None
 
-    def read(self, file: GgufFile) -> Tensor:
-        """The numbers in float32."""
-        numbers = file.read(self.tensor)
+    def read(self, file: GgufFile, numbers: Tensor) -> Tensor:
+        """The numbers in float32, of all numbers of the tensor."""
         if self.scale is not None:
             numbers = numbers * file.read(self.scale)
         if self.pieces is not None:
@@ -73,7 +73,8 @@ class Source:
         """
         if not self.parts:
             return torch.full(shape, self.default)
-        numbers = [part.read(file) for part in self.parts]
+        whole = {name: file.read(name) for name in {part.tensor for part in self.parts}}
+        numbers = [part.read(file, whole[part.tensor]) for part in self.parts]
         join = self.join or _below_each_other
         try:
             parameter = join(*numbers)
@@ -202,8 +203,7 @@ class _Finder:
                 return Source((), default=joined.default)
             if missing:
                 raise self._missing(missing[0], parameter)
-            rows = (Rows(name, joined.rows, pieces=joined.pieces) for name in tensors)
-            return Source(tuple(rows), joined.join)
+            return Source(tuple(self._chosen(tensors, joined)), joined.join)
         module, _, kind = pattern.rpartition(".")
         if module not in self._architecture.modules:
             raise self._file.error(f"has no tensor for the parameter {parameter!r}")
@@ -212,6 +212,24 @@ class _Finder:
         if self._architecture.adds_one and base.endswith("norm") and kind == "weight":
             return Source(parts, _without_one)
         return Source(parts)
+
+    def _chosen(self, tensors: Sequence[str], joined: Joined) -> Iterator[Rows]:
+        """Rows of tensors in an order, which is cut where it goes on in another tensor."""
+        rows = joined.rows
+        if rows is None or len(tensors) == 1:
+            yield from (Rows(name, rows, pieces=joined.pieces) for name in tensors)
+            return
+        sizes = [self._file.tensors[name][0] for name in tensors]
+        if sum(sizes) != len(rows):
+            raise self._file.error(
+                f"has {sum(sizes)} rows in the tensors {', '.join(map(repr, tensors))}, and the "
+                f"heads of the model have {len(rows)}"
+            )
+        owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        places = torch.cat([torch.arange(size) for size in sizes])
+        runs, lengths = owners[rows].unique_consecutive(return_counts=True)
+        for owner, part in zip(runs.tolist(), rows.split(lengths.tolist()), strict=True):
+            yield Rows(tensors[owner], places[part], pieces=joined.pieces)
 
     def _parts(self, base: str, kind: str, parameter: str) -> tuple[Rows, ...]:
         """The tensors of a module's weight or bias; none for a bias that counts as zero."""

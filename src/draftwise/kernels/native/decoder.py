@@ -32,7 +32,7 @@ from draftwise.kernels.native.narrow import (
     compressed_weight,
     quantized_weight,
 )
-from draftwise.kernels.native.packed import PACKED, embedding_blocks, packed_weight
+from draftwise.kernels.native.packed import PACKED, embedding_blocks, packed_weight, rows_of
 from draftwise.kernels.native.panels import interleaved, padded_to_panels, panels
 from draftwise.kernels.native.recurrent import recurrent_layer, recurrent_memory
 from draftwise.kernels.native.structures import (
@@ -182,8 +182,7 @@ class NativeDecoder:
     ) -> Tensor:
         library = self._library
         if self.bits == PACKED:
-            assert order is None
-            return packed_weight([stored_rows(layer) for layer in layers], library, interleave)
+            return packed_weight(rows_of(layers, order), library, interleave)
 
         def joined(parts: list[Tensor]) -> Tensor:
             whole = torch.cat(parts)

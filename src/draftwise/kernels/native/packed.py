@@ -9,10 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwise.checkpoints.gguf.grids import grid_of
-from draftwise.checkpoints.quantization import BlockRows, StoredRows, in_pieces
+from draftwise.checkpoints.quantization import (
+    BlockRows,
+    StoredRows,
+    in_pieces,
+    stored_rows,
+)
 from draftwise.kernels.native.library import NativeLibrary
 from draftwise.kernels.native.structures import (
     BLOCK_KIND,
@@ -136,6 +141,37 @@ def packed_weight(
 def why_not_packed(layers: Sequence[Sequence[StoredRows]], paired: bool = False) -> str | None:
     """Why :func:`packed_weight` cannot pack layers, as a clause; ``None`` if it can."""
     return _why_not(_merged([part for layer in layers for part in layer]), paired)
+
+
+def rows_of(
+    layers: Sequence[nn.Linear], order: Tensor | None = None
+) -> Sequence[Sequence[StoredRows]]:
+    """The stored rows of layers with the same inputs, in parts that follow each other.
+
+    Args:
+        layers: the layers.
+        order: ``[rows]`` int64, which of all their rows is where; ``None`` for their own order.
+    """
+    rows = [stored_rows(layer) for layer in layers]
+    return rows if order is None else [_reordered(rows, order)]
+
+
+def _reordered(layers: Sequence[Sequence[StoredRows]], order: Tensor) -> list[StoredRows]:
+    """Rows of layers in another order. Neighbours are one part if they are of the same tensor."""
+    stored: dict[int, StoredRows] = {}
+    owners, places = [], []
+    for part in (part for layer in layers for part in layer):
+        owned = part.order if isinstance(part, BlockRows) else None
+        whole = part if owned is None else replace(part, order=None)
+        key = id(part.data) if isinstance(part, BlockRows) else id(part)
+        stored.setdefault(key, whole)
+        owners.append(torch.full((len(part),), list(stored).index(key)))
+        places.append(torch.arange(len(part)) if owned is None else owned)
+    owner, place = torch.cat(owners)[order], torch.cat(places)[order]
+    runs, lengths = owner.unique_consecutive(return_counts=True)
+    parts = list(stored.values())
+    pieces = zip(runs.tolist(), place.split(lengths.tolist()), strict=True)
+    return [parts[number].taken(rows) for number, rows in pieces]
 
 
 def _why_not(parts: Sequence[StoredRows], paired: bool) -> str | None:

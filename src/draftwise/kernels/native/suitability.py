@@ -20,7 +20,7 @@ from draftwise.kernels.native.library import (
     why_unavailable,
 )
 from draftwise.kernels.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are_compressible
-from draftwise.kernels.native.packed import PACKED, embedding_blocks, why_not_packed
+from draftwise.kernels.native.packed import PACKED, embedding_blocks, rows_of, why_not_packed
 from draftwise.kernels.native.recurrent import why_no_recurrence
 from draftwise.models.decoder_families import decoder_spec, why_not_described
 from draftwise.models.decoder_spec import DecoderSpec
@@ -211,18 +211,20 @@ def why_not_packed_whole(model: nn.Module) -> str | None:
 
 def _why_not_packable(spec: DecoderSpec) -> str | None:
     """Why not all linear layers can be packed as integers with a scale per group."""
-    if any(each.order is not None for each in spec.recurrences):
-        return "the projections of its recurrences are stored in another order"
     joined: list[tuple[nn.Linear, ...]] = [] if spec.head is None else [(spec.head,)]
     if spec.state_input is not None:
         joined.append((spec.state_input.projection,))
     for layer in spec.layers:
-        joined += [layer.qkv, (layer.out,), *([] if layer.down is None else [(layer.down,)])]
+        joined += [(layer.out,), *([] if layer.down is None else [(layer.down,)])]
+    inputs = [layer.qkv for layer in spec.layers]
     gates = [layer.gate_up for layer in spec.layers if layer.gate_up]
-    if not all(stored_rows(each) for group in (*joined, *gates) for each in group):
+    if not all(stored_rows(each) for group in (*joined, *inputs, *gates) for each in group):
         return "some of its linear layers are stored without blocks"
-    reasons = [why_not_packed([stored_rows(each) for each in group]) for group in joined]
-    reasons += [why_not_packed([stored_rows(each) for each in group], True) for group in gates]
+    reasons = [why_not_packed(rows_of(group)) for group in joined]
+    for layer in spec.layers:
+        order = None if layer.recurrence is None else layer.recurrence.order
+        reasons.append(why_not_packed(rows_of(layer.qkv, order)))
+    reasons += [why_not_packed(rows_of(group), True) for group in gates]
     reasons += [why_experts_not_packed(each) for each in spec.experts]
     return next(filter(None, reasons), None)
 
