@@ -291,6 +291,10 @@ def test_blocks_of_a_file(name, tmp_path, monkeypatch):
     whole = logits_of(model, TEXT[:30])
     assert relative_errors(whole, expected).median().item() < 0.1
     assert torch.equal(logits_of(model, TEXT[:30], [1] * 12 + [18]), whole)
+    cache = model.new_cache(3, CONTEXT)
+    segments = [Segment(2, 0, 11), Segment(0, 0, 30), Segment(1, 0, 3)]
+    tokens = [*WRONG[:11], *TEXT[:30], *WRONG[:3]]
+    assert torch.equal(model.forward(cache, tokens, segments, range(11, 41)).float(), whole)
 
 
 @pytest.mark.parametrize(

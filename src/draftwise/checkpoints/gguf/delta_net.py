@@ -155,7 +155,7 @@ def in_groups(metadata: Metadata) -> dict[str, Joined]:
     net, of_layer = _Heads.of(metadata), Joined.of_layer
     keys, values = net.keys * net.key_size, net.values * net.value_size
     whole = torch.arange(2 * keys + 2 * values)
-    parts = [each.view(net.keys, -1) for each in whole.split([keys, keys, values, values])]
+    parts = [each.view(net.keys, -1) for each in torch.split(whole, [keys, keys, values, values])]
     joined = of_layer(
         "attn_qkv.weight", "attn_gate.weight", join=None, rows=torch.cat(parts, 1).flatten()
     )

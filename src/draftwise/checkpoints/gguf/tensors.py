@@ -227,8 +227,8 @@ class _Finder:
             )
         owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         places = torch.cat([torch.arange(size) for size in sizes])
-        runs, lengths = owners[rows].unique_consecutive(return_counts=True)
-        for owner, part in zip(runs.tolist(), rows.split(lengths.tolist()), strict=True):
+        runs, lengths = torch.unique_consecutive(owners[rows], return_counts=True)
+        for owner, part in zip(runs.tolist(), torch.split(rows, lengths.tolist()), strict=True):
             yield Rows(tensors[owner], places[part], pieces=joined.pieces)
 
     def _parts(self, base: str, kind: str, parameter: str) -> tuple[Rows, ...]:

@@ -161,16 +161,18 @@ def _reordered(layers: Sequence[Sequence[StoredRows]], order: Tensor) -> list[St
     stored: dict[int, StoredRows] = {}
     owners, places = [], []
     for part in (part for layer in layers for part in layer):
-        owned = part.order if isinstance(part, BlockRows) else None
-        whole = part if owned is None else replace(part, order=None)
-        key = id(part.data) if isinstance(part, BlockRows) else id(part)
-        stored.setdefault(key, whole)
-        owners.append(torch.full((len(part),), list(stored).index(key)))
-        places.append(torch.arange(len(part)) if owned is None else owned)
+        key, rows = id(part), torch.arange(len(part))
+        if isinstance(part, BlockRows):
+            key = id(part.data)
+            if part.order is not None:
+                part, rows = replace(part, order=None), part.order
+        stored.setdefault(key, part)
+        owners.append(torch.full((len(rows),), list(stored).index(key)))
+        places.append(rows)
     owner, place = torch.cat(owners)[order], torch.cat(places)[order]
-    runs, lengths = owner.unique_consecutive(return_counts=True)
+    runs, lengths = torch.unique_consecutive(owner, return_counts=True)
     parts = list(stored.values())
-    pieces = zip(runs.tolist(), place.split(lengths.tolist()), strict=True)
+    pieces = zip(runs.tolist(), torch.split(place, lengths.tolist()), strict=True)
     return [parts[number].taken(rows) for number, rows in pieces]
 
 
