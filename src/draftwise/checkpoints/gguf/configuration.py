@@ -87,7 +87,9 @@ def _settings(
     """Arguments of the configuration."""
     file = metadata.file
     if metadata.num_mtp_layers and not any(name.startswith("blk.0.") for name in file.tensors):
-        raise file.error("contains an MTP layer without its model; use the file of the model")
+        raise file.error(
+            "contains an MTP layer without its model; use a file of the model that has the layer"
+        )
     if _EMBEDDING not in file.tensors:
         raise file.error(f"has no tensor {_EMBEDDING!r}")
     if architecture.head and HEAD not in file.tensors:

@@ -161,12 +161,11 @@ def _reordered(layers: Sequence[Sequence[StoredRows]], order: Tensor) -> list[St
     stored: dict[int, StoredRows] = {}
     owners, places = [], []
     for part in (part for layer in layers for part in layer):
-        key, rows = id(part), torch.arange(len(part))
+        key, whole, rows = id(part), part, torch.arange(len(part))
         if isinstance(part, BlockRows):
-            key = id(part.data)
-            if part.order is not None:
-                part, rows = replace(part, order=None), part.order
-        stored.setdefault(key, part)
+            key, whole = id(part.data), replace(part, order=None)
+            rows = rows if part.order is None else part.order
+        stored.setdefault(key, whole)
         owners.append(torch.full((len(rows),), list(stored).index(key)))
         places.append(rows)
     owner, place = torch.cat(owners)[order], torch.cat(places)[order]
