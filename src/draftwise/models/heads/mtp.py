@@ -69,10 +69,9 @@ def load_mtp(target: LoadedModel, name: str, folder: Path | None = None) -> Load
     fingerprint = layer_fingerprint(MTP_METHOD, layer)
     if any(map(_has_blocks, layer.modules())):
         pack_parts(layer)
+        layer.to(model.dtype)
     else:
-        layer.to(model.device)
-    for parameter in layer.parameters():
-        parameter.data = parameter.data.to(model.dtype)
+        layer.to(model.device, model.dtype)
     spec = MtpSpec(
         layer,
         loaded.rotary_emb,
