@@ -15,8 +15,9 @@ from draftwise.models.segment import Segment
 from draftwise.models.structure import relative_errors
 
 from ..stand_ins import unguarded
-from ..tiny_gguf import ARCHITECTURES, build, tensors_of, write
 from ..tiny_mtp import expected_logits
+from .mtp_files import ARCHITECTURES, build, tensors_of, write
+from .passes import logits_of
 
 MTP = unguarded("mtp", policy="fixed", num_speculative_tokens=3)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -54,24 +55,13 @@ def head_logits(llm, states):
         return head.read(cache, TOKENS[1:], segments, range(count), states[:-1]).logits
 
 
-def target_logits(llm, pieces=None):
-    model = llm.target.model
-    cache, start, logits = model.new_cache(1, 16), 0, []
-    for count in pieces or [len(TOKENS)]:
-        tokens = TOKENS[start : start + count]
-        logits.append(model.forward(cache, tokens, [Segment(0, start, count)], range(count)))
-        start += count
-        cache.truncate(0, start)
-    return torch.cat(logits).float()
-
-
 def test_logits_are_those_of_transformers(models, tmp_path):
     architecture, main, layer = models
     path = write(tmp_path / "a.gguf", architecture, main.config, tensors_of(main, layer))
     llm = LLM(str(path), MTP, dtype="float32")
     with torch.inference_mode():
         expected = main(torch.tensor([TOKENS])).logits[0]
-    assert relative_errors(target_logits(llm), expected).max() < 1e-4
+    assert relative_errors(logits_of(llm.target.model, TOKENS), expected).max() < 1e-4
     expected = expected_logits(main, layer, TOKENS)
     assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
 
@@ -84,7 +74,7 @@ def test_blocks_are_kept(models, tmp_path, all_are_large):
     exact, llm = LLM(path, MTP, dtype="float32"), LLM(path, MTP, dtype="bfloat16")
     target = llm.target.model
     assert target.native.bits == PACKED
-    assert torch.equal(target_logits(llm, [4, 1, 1, 5, 2]), target_logits(llm))
+    assert torch.equal(logits_of(target, TOKENS, [4, 1, 1, 5, 2]), logits_of(target, TOKENS))
     spec = llm.draft.model._head_forward._spec
     assert all(each.is_meta for each in spec.layer.parameters() if each.ndim > 1 and len(each) > 4)
     assert llm.draft.num_parameters == exact.draft.num_parameters

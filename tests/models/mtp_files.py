@@ -3,10 +3,9 @@
 import gguf
 import numpy as np
 import torch
-import transformers
 
-from .tiny_models import randomise
-from .tiny_mtp import random_layer
+from ..tiny_mtp import random_layer
+from .passes import random_model
 
 SIZES = {
     "vocab_size": 96,
@@ -33,11 +32,11 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
-# Classes of configurations by architecture, and their settings beside ``SIZES``.
+# Families of transformers by architecture, and their settings beside ``SIZES``.
 ARCHITECTURES = {
-    "qwen35": ("Qwen3_5TextConfig", {}),
-    "qwen35moe": ("Qwen3_5MoeTextConfig", EXPERTS),
-    "qwen3next": ("Qwen3NextConfig", EXPERTS),
+    "qwen35": ("Qwen3_5Text", {}),
+    "qwen35moe": ("Qwen3_5MoeText", EXPERTS),
+    "qwen3next": ("Qwen3Next", EXPERTS),
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -73,11 +72,8 @@ _NAMES = {
 
 def build(architecture):
     """A random model and its ``MtpModel``, as transformers computes them."""
-    config_class, settings = ARCHITECTURES[architecture]
-    config = getattr(transformers, config_class)(**{**SIZES, **settings})
-    torch.manual_seed(2)  # decays are drawn
-    main = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    randomise(main, 3, 2.0)
+    family, settings = ARCHITECTURES[architecture]
+    main = random_model(family, **SIZES, **settings)
     main.config.num_mtp_layers, main.config.mtp_layer_types = 1, ["full_attention"]
     return main, random_layer(main)
 
