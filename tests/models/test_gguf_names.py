@@ -68,7 +68,7 @@ def test_a_missing_part(parts, tmp_path):
 
 def test_a_folder_with_one_model(parts, tmp_path):
     assert find_gguf(str(parts[0].parent), "target") == parts
-    write_gguf(tmp_path / "Tiny.GGUF", RECIPE.build())
+    write_gguf(tmp_path / "Tiny-MTP-Q8_0.GGUF", RECIPE.build())
     touch(tmp_path, "mmproj-Tiny.gguf", "mtp-tiny.gguf")
     assert is_gguf(str(tmp_path))
     assert load(tmp_path).model.vocab_size == 128
