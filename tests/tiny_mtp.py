@@ -35,6 +35,8 @@ CASES = {
         "mtp_num_hidden_layers",
         QWEN,
     ),
+    # Without recurrent layers. Such a family has no names of its own for the layer.
+    "qwen3": (Recipe("qwen3", 8, 256, seed=3), "num_nextn_predict_layers", DEEPSEEK),
     # With experts, and keys and values of different sizes.
     "deepseek_v3": (Recipe("deepseek_v3", 8, 256, seed=3), "num_nextn_predict_layers", DEEPSEEK),
 }

@@ -9,6 +9,7 @@ import pytest
 
 from draftwise import LLM, SamplingParams
 from draftwise.errors import InvalidParameterError
+from draftwise.kernels.native.library import native_library
 from draftwise.models import prefix_store
 from draftwise.models.prefix_store import BLOCK_SIZE
 from draftwise.models.recurrent.cache import RecurrentCache
@@ -17,7 +18,13 @@ from ..stand_ins import unguarded
 from ..tiny_models import RECURRENT, Recipe
 from ..tiny_mtp import CASES as MTP_CASES
 from ..tiny_mtp import add_layer
-from .test_lossless import NOT_UNLIKELY, Case, assert_texts_follow_the_target
+from .test_lossless import (
+    NOT_UNLIKELY,
+    SETTINGS,
+    Case,
+    assert_kernels_draft_like_pytorch,
+    assert_texts_follow_the_target,
+)
 from .test_other_vocabularies import DRAFT, TARGET
 
 CONTEXT = 256
@@ -296,10 +303,30 @@ def test_texts_drafted_by_an_mtp_layer_follow_the_target(
     speculation = unguarded(
         draft, policy=policy, num_speculative_tokens=3, verification=verification
     )
-    engine = LLM(folder, speculation, dtype="float32", max_batch_size=256).engine
-    case = HybridCase(policy, verification, 3, num_requests=8000)
-    tokens, requests = case.said_by(engine)
+    llm = LLM(folder, speculation, dtype="float32", max_batch_size=256)
+    assert (llm.draft.model.native is None) == (native_library() is None)
+    settings = (*SETTINGS, ([2, 0, 1], SamplingParams(temperature=0.8)))
+    case = HybridCase(policy, verification, 3, num_requests=10_000, settings=settings)
+    tokens, requests = case.said_by(llm.engine)
     stats = [request.stats for request in requests]
     assert 0 < sum(each.num_accepted for each in stats) < sum(each.num_drafted for each in stats)
     reference = models.reference(MTP_CASES["qwen3_5"][0])
     assert min(case.p_values_of(reference, tokens)) > NOT_UNLIKELY
+
+
+@dataclass(frozen=True)
+class MtpCase(HybridCase):
+    folder: str = ""
+
+    def engine(self, models, max_batch_size=512):
+        speculation = unguarded("mtp", policy=self.policy, num_speculative_tokens=4)
+        return LLM(self.folder, speculation, dtype="float32", max_batch_size=4).engine
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_kernels_of_an_mtp_layer_draft_like_pytorch(models, tmp_path, temperature, monkeypatch):
+    folder, *_ = add_layer("qwen3_5", models, tmp_path / "target")
+    case = MtpCase("svip", "block", 4, folder=str(folder))
+    assert_kernels_draft_like_pytorch(models, case, temperature, monkeypatch)

@@ -10,7 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from draftwise import LLM, SamplingParams
 from draftwise.checkpoints import mtp, source
+from draftwise.engine.drafting.native_head import NativeHeadBackend
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
+from draftwise.kernels.native.head import NativeHead
+from draftwise.kernels.native.library import native_library
 from draftwise.models.segment import Segment
 
 from ..stand_ins import unguarded
@@ -36,7 +39,7 @@ def add_tensor(folder, name):
 @pytest.fixture(params=CASES)
 def with_layer(request, models, tmp_path):
     """A folder of a target with an MTP layer, and both as transformers computes them."""
-    return add_layer(request.param, models, tmp_path / "target")
+    return add_layer(request.param, models, tmp_path / request.param)
 
 
 def test_logits_are_those_of_transformers(with_layer):
@@ -55,6 +58,10 @@ def test_logits_are_those_of_transformers(with_layer):
         rows = range(len(tokens) - 1)
         segments = [Segment(0, 0, len(tokens) - 1)]
         output = head.read(cache, tokens[1:], segments, rows, states[0][0, :-1])
+    if folder.name == "deepseek_v3":
+        assert "a layer of its target" in head.slow_path.reason
+    else:
+        assert (head.native is None) == (native_library() is None)
     expected = expected_logits(main, layer, tokens)
     assert target.vocab_size == expected.shape[1]
     assert (output.logits - expected).abs().max() < 1e-4 * expected.std()
@@ -73,6 +80,16 @@ def test_drafts_do_not_change_texts(with_layer):
                 outputs = llm.generate(prompts, GREEDY)
                 assert [output.token_ids for output in outputs] == expected
             assert policy == "adaptive" or any(each.speculation.num_drafted for each in outputs)
+
+
+def test_token_trees_do_not_change_texts(models, tmp_path):
+    folder, *_ = add_layer("qwen3", models, tmp_path / "target")
+    prompts = [[(7 * index + place) % 8 for place in range(1 + 5 * index)] for index in range(6)]
+    expected = LLM(folder, dtype="float32", max_batch_size=4).generate(prompts, GREEDY)
+    speculation = unguarded("mtp", policy="eagle2", num_speculative_tokens=3, tree_width=2)
+    outputs = LLM(folder, speculation, dtype="float32", max_batch_size=4).generate(prompts, GREEDY)
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in expected]
+    assert sum(each.speculation.num_accepted for each in outputs) > 0
 
 
 def test_drafts_after_partial_acceptance_are_those_of_a_computation_without_cache(with_layer):
@@ -101,6 +118,22 @@ def test_drafts_after_partial_acceptance_are_those_of_a_computation_without_cach
             assert draft[0] == int(expected_logits(main, layer, tokens)[-1].argmax())
             compared += 1
     assert compared > 5
+
+
+@pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+def test_the_kernels_catch_up_and_draft_in_one_call(models, tmp_path, monkeypatch):
+    folder, *_ = add_layer("qwen3_5", models, tmp_path / "target")
+    speculation = unguarded("mtp", policy="fixed", num_speculative_tokens=3)
+    llm = LLM(folder, speculation, dtype="float32", max_batch_size=4)
+    calls, begun, read = [], [], []
+    draft, begin = NativeHead.draft, NativeHeadBackend.begin
+    monkeypatch.setattr(NativeHead, "draft", lambda *each: (calls.append(0), draft(*each)))
+    monkeypatch.setattr(NativeHeadBackend, "begin", lambda *each: (begun.append(0), begin(*each)))
+    monkeypatch.setattr(NativeHead, "read", lambda *each: read.append(0))
+    outputs = llm.generate([[4, 0, 7], [1, 6], [5], [2, 2, 3, 1, 0]], GREEDY)
+    assert sum(each.speculation.num_accepted for each in outputs) > 0
+    assert len(calls) == len(begun) > 5
+    assert not read
 
 
 def test_all_names_are_refused_without_a_layer(llama):

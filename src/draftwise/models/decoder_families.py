@@ -6,7 +6,8 @@ A family says how transformers' modules name their parts, and where they differ 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from draftwise.models.decoder_spec import (
     LayerSpec,
     NormSpec,
     RotaryTable,
+    StateInputSpec,
     activation_named,
 )
 from draftwise.models.experts_spec import ExpertsSpec, experts_spec
@@ -189,24 +191,82 @@ def decoder_spec(model: nn.Module) -> DecoderSpec:
     causal: Any = model
     decoder, config = _decoder(causal), causal.config.get_text_config()
     family = _FAMILIES[_architecture(model)]
-    embedding: nn.Embedding = decoder.embed_tokens
-    attention = next(filter(None, map(_attention, decoder.layers)))
+    norm, rotary = getattr(decoder, family.norm), getattr(decoder, "rotary_emb", None)
+    spec = _spec(family, config, decoder.embed_tokens, decoder.layers, norm, rotary)
+    return replace(
+        spec,
+        embedding_scale=_embedding_scale(decoder.embed_tokens, family, config),
+        head=causal.get_output_embeddings(),
+        logit_scale=1.0 / getattr(config, "logits_scaling", 1.0),
+        logit_softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def mtp_spec(model: nn.Module, layer: Any, rotary: nn.Module | None) -> DecoderSpec:
+    """Describe the MTP layer of a model as a head that uses the model's projection.
+
+    Args:
+        model: the model, for which :func:`why_not_described` returns ``None``.
+        layer: a ``MtpLayer`` of transformers, for which :func:`why_not_described_mtp` returns
+            ``None``.
+        rotary: the rotary embedding.
+    """
+    decoder, family = _decoder(model), _FAMILIES[_architecture(model)]
+    blocks = [layer.mtp_block]
+    spec = _spec(family, layer.config, decoder.embed_tokens, blocks, layer.post_norm, rotary)
+    reads = StateInputSpec(
+        layer.eh_proj,
+        _norm(getattr(decoder, family.norm), family),
+        (),
+        _norm(layer.hnorm, family),
+        norm_before_residual=False,
+        norm_output=True,
+        embedding_norm=_norm(layer.enorm, family),
+    )
+    return replace(spec, state_input=reads)
+
+
+def why_not_described_mtp(model: nn.Module, layer: Any) -> str | None:
+    """Why :func:`mtp_spec` cannot describe an MTP layer, as a clause; ``None`` if it can.
+
+    Args:
+        model: the model, for which :func:`why_not_described` returns ``None``.
+        layer: its ``MtpLayer`` of transformers.
+    """
+    norm = getattr(_decoder(model), _FAMILIES[_architecture(model)].norm)
+    if any(type(each) is not type(norm) for each in (layer.enorm, layer.hnorm, layer.post_norm)):
+        return "its norms are not of the kind of its target's"
+    if getattr(layer.config, "mtp_hidden_states_first", False):
+        return "it reads the state before the token"
+    return None
+
+
+def _spec(
+    family: _Family,
+    config: Any,
+    embedding: nn.Embedding,
+    modules: Iterable[Any],
+    norm: Any,
+    rotary: nn.Module | None,
+) -> DecoderSpec:
+    """Describe layers of a family, without a head."""
+    modules = list(modules)
+    attention = next(filter(None, map(_attention, modules)))
     head_size: int = attention.head_dim
     num_heads = getattr(attention, family.out).in_features // head_size
-    rotary = getattr(decoder, "rotary_emb", None)
-    layers = tuple(_layer(layer, family, config, rotary is not None) for layer in decoder.layers)
+    layers = tuple(_layer(layer, family, config, rotary is not None) for layer in modules)
     widths = sum(each.out_features for each in _qkv(attention)) // head_size
     num_queries = num_heads * (2 if family.has_gates else 1)
     activation = activation_named(_activation_name(config, family))
     assert activation is not None
     return DecoderSpec(
         embedding,
-        _embedding_scale(embedding, family, config),
+        1.0,
         layers,
-        _norm(getattr(decoder, family.norm), family),
-        causal.get_output_embeddings(),
-        1.0 / getattr(config, "logits_scaling", 1.0),
-        getattr(config, "final_logit_softcapping", None),
+        _norm(norm, family),
+        None,
+        1.0,
+        None,
         num_heads,
         (widths - num_queries) // 2,
         head_size,

@@ -155,18 +155,21 @@ class StateInputSpec:
     """How a drafting head reads states of a target.
 
     The first layer reads the normalised embedding and the normalised state side by side; see
-    :class:`draftwise.models.heads.forward.HeadForward`. Or the normalised states are rows of a
+    :class:`draftwise.models.heads.forward.HeadForward`. Or the projection reads both; see
+    :class:`draftwise.models.heads.mtp_forward.MtpForward`. Or the normalised states are rows of a
     context; see :class:`draftwise.models.heads.block_forward.BlockForward`.
 
     Attributes:
         projection: the linear layer from the target's states to the head's residual stream.
         joint_norm: norm of all states together before they are projected; ``None`` for none.
         norms: norm of each state before it is projected; empty for none.
-        state_norm: norm of the projected state.
+        state_norm: norm of the projected state, or of the state that is projected with the token.
         norm_before_residual: whether the residual stream begins with the normalised state.
         norm_output: whether the next token of a draft reads the output after the final norm.
         is_context: whether the states are rows of a context, which have keys and values in every
             layer and nothing else.
+        embedding_norm: norm of the embedded token, which the projection reads before the state;
+            ``None`` if it reads states only.
     """
 
     projection: nn.Linear
@@ -176,6 +179,13 @@ class StateInputSpec:
     norm_before_residual: bool
     norm_output: bool
     is_context: bool = False
+    embedding_norm: NormSpec | None = None
+
+    @property
+    def state_size(self) -> int:
+        """Size of a token's states side by side."""
+        of_token = 0 if self.embedding_norm is None else self.projection.out_features
+        return self.projection.in_features - of_token
 
 
 @dataclass(frozen=True)
@@ -187,8 +197,8 @@ class DecoderSpec:
         embedding_scale: factor of the embedding.
         layers: the decoder layers.
         norm: the norm before the head.
-        head: the linear layer that computes the logits; ``None`` for a drafting head that uses its
-            target's.
+        head: the linear layer that computes the logits; ``None`` for a drafting head without its
+            own.
         logit_scale: factor of the logits.
         logit_softcap: the logits are limited to ±softcap by softcap·tanh(logit / softcap); ``None``
             for no limit.

@@ -61,8 +61,9 @@ class NativeDecoder:
         dtype: dtype of the embedding.
         num_embeddings: number of token ids.
         hidden_size: size of the residual stream.
-        vocab_size: width of the logits; 0 for a drafting head that uses its target's projection.
-        weight_bytes: bytes of the matrices that a pass over one token reads, without the embedding.
+        vocab_size: width of the logits; 0 for a drafting head whose output the caller projects.
+        weight_bytes: bytes of the matrices that a pass over one token reads, without the embedding
+            and the projection of a target.
     """
 
     # Index in the cache of the first layer that is computed.

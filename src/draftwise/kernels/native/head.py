@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftwise.kernels.native.decoder import NativeDecoder, release_weight
 from draftwise.kernels.native.library import NativeLibrary
+from draftwise.kernels.native.projection import projector
 from draftwise.kernels.native.structures import StateInput
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.kv_cache import KVCache
@@ -21,7 +22,12 @@ class NativeHead(NativeDecoder):
     """A head that Draftwise's kernels compute; see :class:`NativeDecoder`."""
 
     def __init__(
-        self, spec: DecoderSpec, library: NativeLibrary, bits: int, output_ids: Tensor | None
+        self,
+        spec: DecoderSpec,
+        library: NativeLibrary,
+        bits: int,
+        output_ids: Tensor | None,
+        target: NativeDecoder | None = None,
     ) -> None:
         """Pack the weights of a head. Its own linear layers lose their weights.
 
@@ -31,16 +37,19 @@ class NativeHead(NativeDecoder):
             bits: stored bits per number of a linear layer; see :class:`NativeDecoder`.
             output_ids: ``[draft_vocab]`` int64 token ids of the logits; ``None`` if they are 0, 1,
                 2, …
+            target: the target whose projection to the vocabulary computes the logits; ``None`` for
+                the head's own, or where the caller projects the output.
         """
         super().__init__(spec, library, bits)
         reads = spec.state_input
         assert reads is not None
-        size, num_states = reads.projection.in_features, max(1, len(reads.norms))
+        size, num_states = reads.state_size, max(1, len(reads.norms))
         norms = None
         if reads.norms:
             norms = self._keep(torch.cat([norm.weight for norm in reads.norms]))
         self._state_input = StateInput(
             self._keep_matrix(reads.projection),
+            self._keep_norm(reads.embedding_norm),
             self._keep_norm(reads.joint_norm),
             norms,
             self._keep_norm(reads.state_norm),
@@ -54,6 +63,12 @@ class NativeHead(NativeDecoder):
         self._model.state_input = ctypes.addressof(self._state_input)
         if output_ids is not None:
             self._model.output_ids = self._keep(output_ids)
+        if target is not None:
+            # The weights are the target's, in whatever format it has them.
+            self._target, self.vocab_size = target, target.vocab_size
+            self._projector = projector(target, self._model.norm)
+            self._model.vocab = target.vocab_size
+            self._model.projector = ctypes.addressof(self._projector)
 
     @torch.inference_mode()
     def read(

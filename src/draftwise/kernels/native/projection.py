@@ -13,6 +13,19 @@ from draftwise.kernels.native.structures import DecoderCache, DecoderCall, Decod
 from draftwise.models.host_memory import ReusedMemory, ScratchMemory
 
 
+def projector(whole: NativeDecoder, norm: int) -> DecoderModel:
+    """A model without layers: its projection to the vocabulary behind another norm.
+
+    Args:
+        whole: the model, whose weights are shared.
+        norm: address of the norm's weight, ``[hidden]`` float32. Its epsilon is that of the model.
+    """
+    model = DecoderModel.from_buffer_copy(whole._model)
+    model.norm = norm
+    model.num_layers = model.adapter_rank = 0
+    return model
+
+
 class NativeProjection:
     """Logits of features that another model has computed in the space of the final norm's output.
 
@@ -29,10 +42,7 @@ class NativeProjection:
         """
         self._whole = whole
         self._ones = torch.ones(whole.hidden_size)
-        model = DecoderModel.from_buffer_copy(whole._model)
-        model.norm = self._ones.data_ptr()
-        model.num_layers = 0
-        model.adapter_rank = 0
+        model = projector(whole, self._ones.data_ptr())
         # The limit is not linear, so it is applied after the factor.
         self._softcap, model.logit_softcap = model.logit_softcap, 0.0
         self._model, self._cache = model, DecoderCache()

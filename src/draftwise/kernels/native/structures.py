@@ -206,7 +206,8 @@ class StateInput(ctypes.Structure):
     """``StateInput`` of ``decoder.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("projection", "joint_norm", "norms", "state_norm")),
+        *((name, ctypes.c_void_p) for name in ("projection", "embedding_norm", "joint_norm")),
+        *((name, ctypes.c_void_p) for name in ("norms", "state_norm")),
         *((name, ctypes.c_int64) for name in ("num_states", "size")),
         *((name, ctypes.c_int64) for name in ("norm_before_residual", "norm_output")),
         ("is_context", ctypes.c_int64),
@@ -224,7 +225,7 @@ class DecoderModel(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits", "activation", "has_gates")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
         *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
-        *((name, ctypes.c_void_p) for name in ("state_input", "output_ids")),
+        *((name, ctypes.c_void_p) for name in ("state_input", "output_ids", "projector")),
         *((name, ctypes.c_void_p) for name in ("adapter_norm", "adapter_down", "adapter_up")),
         ("adapter_rank", ctypes.c_int64),
         ("embedding_kind", ctypes.c_void_p),

@@ -23,7 +23,8 @@ from draftwise.kernels.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are
 from draftwise.kernels.native.packed import PACKED, embedding_blocks, rows_of, why_not_packed
 from draftwise.kernels.native.recurrent import why_no_recurrence
 from draftwise.models.decoder_families import decoder_spec, why_not_described
-from draftwise.models.decoder_spec import DecoderSpec
+from draftwise.models.decoder_spec import DecoderSpec, NormSpec
+from draftwise.models.recurrence_spec import StepSpec
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _MIB = 2**20
@@ -34,6 +35,8 @@ _SMALL_MODEL = 32 * _MIB
 _LEAST_LANES = 8
 # Depth of a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
+
+_EPSILONS = "its norms have different epsilons, and the native kernels have one"
 
 Head = TypeVar("Head", bound=NativeHead)
 
@@ -58,7 +61,12 @@ def native_decoder(model: nn.Module, even_if_slow: bool = False) -> NativeDecode
     return NativeDecoder(spec, library, bits)
 
 
-def native_head(kind: type[Head], spec: DecoderSpec, output_ids: Tensor | None) -> Head | None:
+def native_head(
+    kind: type[Head],
+    spec: DecoderSpec,
+    output_ids: Tensor | None,
+    target: NativeDecoder | None = None,
+) -> Head | None:
     """Pack a drafting head for the native kernels; ``None`` if they do not support it.
 
     Args:
@@ -66,6 +74,8 @@ def native_head(kind: type[Head], spec: DecoderSpec, output_ids: Tensor | None) 
         spec: the head.
         output_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes; ``None`` if
             they are all tokens of the target.
+        target: the target whose projection to the vocabulary computes the logits; see
+            :class:`draftwise.kernels.native.head.NativeHead`.
     """
     library = native_library()
     if library is None or why_no_native_head(spec) is not None:
@@ -73,7 +83,7 @@ def native_head(kind: type[Head], spec: DecoderSpec, output_ids: Tensor | None) 
     layers = _head_layers(spec)
     dtype = spec.embedding.weight.dtype
     bits = _stored_bits(spec, layers, library, dtype, _is_large_head(layers))
-    return kind(spec, library, bits, output_ids)
+    return kind(spec, library, bits, output_ids, target)
 
 
 def why_no_native_head(spec: DecoderSpec) -> str | None:
@@ -254,11 +264,20 @@ def _missing_in_layers(spec: DecoderSpec) -> str | None:
             if any(each.bias is not None for each in linear):
                 return f"its {name} has a bias, which the native kernels do not have"
         step = None if layer.recurrence is None else layer.recurrence.step
-        norms = (layer.attention_norm, layer.mlp_norm, layer.attention_out_norm, step)
-        for norm in (*norms, layer.mlp_out_norm, layer.q_norm, layer.k_norm):
-            if norm is not None and norm.epsilon != spec.norm.epsilon:
-                return "its norms have different epsilons, and the native kernels have one"
+        norms = (layer.attention_norm, layer.mlp_norm, layer.attention_out_norm)
+        if not _have_epsilon(spec, *norms, layer.mlp_out_norm, layer.q_norm, layer.k_norm, step):
+            return _EPSILONS
+    reads = spec.state_input
+    if reads is not None:
+        norms = (reads.embedding_norm, reads.joint_norm, reads.state_norm)
+        if not _have_epsilon(spec, *norms, *reads.norms):
+            return _EPSILONS
     return None
+
+
+def _have_epsilon(spec: DecoderSpec, *norms: NormSpec | StepSpec | None) -> bool:
+    """Whether norms have the epsilon of the model's final norm."""
+    return all(norm is None or norm.epsilon == spec.norm.epsilon for norm in norms)
 
 
 def _why_slower(spec: DecoderSpec, library: NativeLibrary) -> str | None:

@@ -25,7 +25,6 @@ from draftwise.models.static_steps import StepMode
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
-_MTP_NO_KERNELS = "it is a layer of its target, which transformers' modules compute"
 _NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"
 
 
@@ -60,17 +59,21 @@ class HeadModel(DraftHead):
         embedding = spec.embedding if isinstance(spec, MtpSpec) else spec.embedding.weight.detach()
         self.native_head: NativeHead | None = None
         self._head_forward: HeadForward | EagleForward | MtpForward | None = None
+        reason: str | None
         if isinstance(spec, MtpSpec):
-            self.state_size = spec.hidden_size
-            self._head_forward = MtpForward(spec)
-            reason: str | None = _MTP_NO_KERNELS
+            self.state_size, reason = spec.hidden_size, spec.why_no_decoder
+            if spec.decoder is not None:
+                reason = why_no_native_head(spec.decoder)
+                self.native_head = native_head(NativeHead, spec.decoder, None, target.native)
+            if self.native_head is None:
+                self._head_forward = MtpForward(spec)
         elif isinstance(spec, EagleSpec):
             self.state_size = spec.hidden_size
             self._head_forward = EagleForward(spec, target.final_norm(), target.projection())
             reason = _NO_KERNELS
         else:
             assert spec.state_input is not None
-            self.state_size = spec.state_input.projection.in_features
+            self.state_size = spec.state_input.state_size
             reason = why_no_native_head(spec)
             own_ids = proposed_ids(target_ids, target.vocab_size, embedding.device)
             self.native_head = native_head(NativeHead, spec, own_ids)

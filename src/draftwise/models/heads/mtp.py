@@ -19,6 +19,7 @@ from draftwise.checkpoints.support import ATTENTION_NAME, own_failure
 from draftwise.core.formats import MTP_METHOD
 from draftwise.errors import DraftwiseError, UnsupportedModelError
 from draftwise.models.attention_interface import ShapeProbe, following
+from draftwise.models.decoder_families import mtp_spec, why_not_described_mtp
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.mtp_forward import MtpSpec
 from draftwise.models.layer_shape import LayerShape
@@ -67,6 +68,7 @@ def load_mtp(target: LoadedModel, name: str, folder: Path | None = None) -> Load
     loaded.set_attn_implementation(ATTENTION_NAME)
     layer = loaded.layers[0].eval()
     fingerprint = layer_fingerprint(MTP_METHOD, layer)
+    why_modules = _why_modules(model, layer)
     if any(map(_has_blocks, layer.modules())):
         pack_parts(layer)
         layer.to(model.dtype)
@@ -79,6 +81,8 @@ def load_mtp(target: LoadedModel, name: str, folder: Path | None = None) -> Load
         None if text.model_type in _BEFORE_NORM else model.final_norm(),
         model.projection(),
         model.hidden_size,
+        mtp_spec(module, layer, loaded.rotary_emb) if why_modules is None else None,
+        why_modules,
     )
     return LoadedModel(
         MTP_METHOD if folder is None else name,
@@ -133,6 +137,15 @@ def _check_count(count: int, name: str) -> None:
         raise UnsupportedModelError(
             _ROLE, f"{name!r} has {count} MTP layers that follow each other; one is supported"
         )
+
+
+def _why_modules(model: PretrainedModel, layer: Any) -> str | None:
+    """Why transformers' modules compute an MTP layer, as a clause; ``None`` for the kernels."""
+    if model.native is None:
+        return "it is a layer of its target, which PyTorch's operations compute"
+    if any(map(_has_blocks, layer.modules())):
+        return "its weights are blocks of a file, which are multiplied one by one"
+    return why_not_described_mtp(model.module, layer)
 
 
 def num_mtp_layers(text: Any) -> int:

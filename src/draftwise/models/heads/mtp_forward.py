@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from draftwise.models.attention_interface import following
+from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.heads.forward import HeadOutput
 from draftwise.models.packed_model import LazyEmbedding, embedded
 from draftwise.models.packing import PackedBatch
@@ -28,6 +29,8 @@ class MtpSpec:
             whose layer reads the output of the last layer as it is.
         projection: the target's projection to the vocabulary.
         hidden_size: size of the target's residual stream.
+        decoder: the layer for the native kernels; ``None`` where they do not compute it.
+        why_no_decoder: why they do not, as a clause.
     """
 
     layer: Any
@@ -36,6 +39,8 @@ class MtpSpec:
     final_norm: Callable[[Tensor], Tensor] | None
     projection: Callable[[Tensor], Tensor]
     hidden_size: int
+    decoder: DecoderSpec | None = None
+    why_no_decoder: str | None = None
 
 
 class MtpForward:

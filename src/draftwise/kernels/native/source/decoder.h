@@ -43,9 +43,12 @@ struct DecoderLayer {
 // How a drafting head reads states of a target; see StateInputSpec of decoder_spec.py.
 struct StateInput {
     const void *projection;     // packed panels, from the states of a token side by side to hidden
+    const float *embedding_norm;  // [hidden] norm of the embedded tokens, which the projection reads
+                                  // before one state of size hidden; null if it reads states only
     const float *joint_norm;    // [num_states * size] norm of all states together, or null
     const float *norms;         // [num_states, size] norms of each state, or null
-    const float *state_norm;    // [hidden] norm of the projected states
+    const float *state_norm;    // [hidden] norm of the projected states, or of the state that is
+                                // projected with the token
     int64_t num_states, size;   // number of states of a token, and size of each
     int64_t norm_before_residual, norm_output;
     int64_t is_context;         // whether the projected states are rows of a context, which have keys
@@ -79,6 +82,8 @@ struct DecoderModel {
     double logit_softcap;    // limit of the logits: softcap * tanh(logit / softcap); 0 for none
     const StateInput *state_input;  // null for models that read tokens only
     const int64_t *output_ids;      // [vocab] token ids of the logits; null for 0, 1, 2, ...
+    const DecoderModel *projector;  // without layers, whose norm and head compute the logits in place
+                                    // of the model's own; null for none
     // Adapter of an exit, h + up down norm(h) before the final norm; see exits/adapter.py.
     const float *adapter_norm;              // [hidden]
     const void *adapter_down, *adapter_up;  // packed panels
@@ -141,6 +146,14 @@ INLINE int64_t attention_products(const DecoderModel &model) {
     return (per_query * model.heads + 2 * model.kv_heads) * model.head_size;
 }
 
+// Bytes of scratch memory of a pass; see dispatch.h.
+int64_t decoder_memory(const DecoderModel &model, int64_t num_tokens, int64_t largest_segment,
+                       int64_t num_threads);
+
+// Computes this thread's part of the logits of a pass from its residual stream, whose rows have a
+// distance of stride. The model of the call is a projector; see dispatch.h.
+void project_by(const DecoderCall &call, const float *stream, int64_t stride, Worker worker);
+
 // Intermediate results of a pass, in its scratch memory.
 template <class W>
 struct Buffers {
@@ -165,6 +178,7 @@ struct Buffers {
     char *expanded;    // [threads, expanded_bytes] expanded panels
     int64_t *claimed;  // [2, threads, COUNTERS_PER_LINE]; see Pass::claimed
     char *experts;     // ExpertBuffers
+    char *projection;  // memory of the projector
     RecurrentBuffers<T> recurrent;
     int64_t scratch_size, expanded_bytes, bytes;
     int64_t most_experts = 0, most_chosen = 0, expert_inner = 0;  // largest of all layers
@@ -238,6 +252,9 @@ struct Buffers {
                               ? experts_of<PackedWeight>(nullptr, num_tokens, model.hidden).bytes
                               : experts_of<W>(nullptr, num_tokens, model.hidden).bytes);
         allocate(claimed, 2 * num_threads * COUNTERS_PER_LINE);
+        allocate(projection, model.projector
+                                 ? decoder_memory(*model.projector, num_tokens, 1, num_threads)
+                                 : 0);
     }
 
     // Intermediate results of experts with weights X.
@@ -285,8 +302,11 @@ struct Pass {
     const Worker worker;
     int64_t num_products = 0;  // number of finished products
 
+    // Resets the counters of the first products. No thread uses them before the next barrier.
+    void begin() { *claimed(0, worker.index) = *claimed(1, worker.index) = 0; }
+
     void run() {
-        *claimed(0, worker.index) = *claimed(1, worker.index) = 0;
+        begin();
         if (call.states && !joined_input()) return store_context(*model.state_input);
         if (call.entering) enter();
         else embed(joined_input() ? buffers.embedded : buffers.hidden);
@@ -299,7 +319,7 @@ struct Pass {
         logits();
     }
 
-    // How the first layer reads states beside the tokens; null if it does not.
+    // How a head reads states beside the tokens; null if it does not.
     const StateInput *joined_input() const {
         return model.state_input && !model.state_input->is_context ? model.state_input : nullptr;
     }
@@ -331,23 +351,41 @@ struct Pass {
         worker.wait();
     }
 
-    // Begins the residual stream of a head with the projected states, or with what is carried.
+    // Begins the residual stream of a head with the projected states, or with what is carried. With
+    // embedding_norm, either is projected together with the token.
     void read_states(const StateInput &reads) {
-        if (call.states) return project_states(reads);
+        if (call.states && !reads.embedding_norm) return project_states(reads);
         const int64_t rows = call.num_tokens, hidden = model.hidden;
-        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
-            memcpy(buffers.hidden + i * buffers.hidden_stride,
-                   call.carried + call.carried_rows[i] * hidden, hidden * sizeof(float));
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            float *to = buffers.hidden + i * buffers.hidden_stride;
+            if (call.states)
+                normed_states(reads, i, to);
+            else
+                memcpy(to, call.carried + call.carried_rows[i] * hidden, hidden * sizeof *to);
+        }
         worker.wait();
+        if (!reads.embedding_norm) return;
+        norm_both_rows(reads, reads.embedding_norm);
+        begin_stream(buffers.both, buffers.both_stride, 2 * hidden, reads);
     }
 
     // Writes the projected states to hidden.
     void project_states(const StateInput &reads) {
-        const int64_t rows = call.num_tokens;
-        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) state_row(reads, i);
+        const int64_t rows = call.num_tokens, total = buffers.states_size;
+        float *numbers = buffers.state_scratch + worker.index * total;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            normed_states(reads, i, numbers);
+            put_row(W(), numbers, total, buffers.states_stride,
+                    row_of(W(), buffers.states, buffers.states_stride, i));
+        }
         worker.wait();
-        product(buffers.states, buffers.states_stride, rows, buffers.states_size, reads.projection,
-                num_panels(model.hidden),
+        begin_stream(buffers.states, buffers.states_stride, total, reads);
+    }
+
+    // Writes the projection of rows to hidden.
+    void begin_stream(const typename W::Input *x, int64_t stride, int64_t depth,
+                      const StateInput &reads) {
+        product(x, stride, call.num_tokens, depth, reads.projection, num_panels(model.hidden),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
                     float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL_WIDTH;
                     write(left, to);
@@ -387,23 +425,19 @@ struct Pass {
         }
     }
 
-    // Normalises the states of a token if the head does so, and pads them with zeros.
-    void state_row(const StateInput &reads, int64_t row) const {
+    // The states of a token, normalised if the head does so.
+    void normed_states(const StateInput &reads, int64_t row, float *numbers) const {
         const int64_t total = buffers.states_size, size = reads.size;
-        const T *from = (const T *)call.states + row * total;
-        auto *to = row_of(W(), buffers.states, buffers.states_stride, row);
-        float *numbers = buffers.state_scratch + worker.index * total;
-        convert(from, total, numbers);
+        convert((const T *)call.states + row * total, total, numbers);
         if (reads.joint_norm)
             normalise(numbers, reads.joint_norm, total, total, model.epsilon, numbers);
         if (reads.norms)
             for (int64_t k = 0; k < reads.num_states; ++k)
                 normalise(numbers + k * size, reads.norms + k * size, size, size, model.epsilon,
                           numbers + k * size);
-        put_row(W(), numbers, total, buffers.states_stride, to);
     }
 
-    // Normalises the embedded tokens and the projected states, side by side.
+    // Normalises the embedded tokens and the rows of hidden, side by side.
     void norm_both_rows(const StateInput &reads, const float *embedding_norm) const {
         const int64_t rows = call.num_tokens, hidden = model.hidden;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
@@ -613,7 +647,7 @@ struct Pass {
 
     void layer(int64_t index) {
         const DecoderLayer &layer = model.layers[index];
-        if (index == 0 && joined_input()) {
+        if (index == 0 && joined_input() && !joined_input()->embedding_norm) {
             norm_both_rows(*joined_input(), layer.attention_norm);
             multiply_qkv(layer, buffers.both, buffers.both_stride, 2 * model.hidden);
         } else {
@@ -858,12 +892,21 @@ struct Pass {
     }
 
     void logits() {
-        const int64_t rows = call.num_logits;
         if (call.carried) carry();
-        if (!call.logits) return;
+        if (!call.logits || !call.num_logits) return;
         if (model.adapter_rank) adapt();
+        if (!model.projector) return project(buffers.hidden, buffers.hidden_stride);
+        DecoderCall projection = call;
+        projection.model = model.projector;
+        projection.memory = buffers.projection;
+        project_by(projection, buffers.hidden, buffers.hidden_stride, worker);
+    }
+
+    // Computes the logits of rows of a residual stream.
+    void project(const float *stream, int64_t stride) {
+        const int64_t rows = call.num_logits;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
-            put_normed(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
+            put_normed(stream + call.logit_tokens[i] * stride, model.norm,
                        row_of(W(), buffers.normed, buffers.normed_stride, i));
         worker.wait();
         const float cap = (float)model.logit_softcap;
@@ -884,13 +927,6 @@ struct Pass {
         worker.wait();
     }
 };
-
-// Bytes of scratch memory that a pass needs.
-template <class W>
-int64_t memory_for(const DecoderModel &model, int64_t num_tokens, int64_t largest_segment,
-                   int64_t num_threads) {
-    return Buffers<W>(model, nullptr, num_tokens, largest_segment, num_threads).bytes;
-}
 
 // Runs a forward pass on all threads.
 template <class W>

@@ -8,6 +8,7 @@
 #include "blocks.h"
 #include "compression.h"
 #include "decoder.h"
+#include "dispatch.h"
 #include "drafting.h"
 #include "narrow.h"
 #include "packed_product.h"
@@ -94,43 +95,6 @@ DRAFTWISE_EXPORT void draftwise_attention(const AttentionCall *call, const Threa
     });
 }
 
-#if defined(__AMX_BF16__)
-// Whether the depth of every product of a model is a multiple of a tile's.
-static bool fits_tiles(const DecoderModel &model) {
-    if (model.hidden % TILE_DEPTH || model.heads * model.head_size % TILE_DEPTH) return false;
-    for (int64_t i = 0; i < model.num_layers; ++i) {
-        const DecoderLayer &layer = model.layers[i];
-        if (layer.intermediate % TILE_DEPTH) return false;
-        if (layer.experts && layer.experts->inner % TILE_DEPTH) return false;
-        if (layer.recurrent && recurrent_inner(*layer.recurrent) % TILE_DEPTH) return false;
-    }
-    const StateInput *reads = model.state_input;
-    if (reads && reads->num_states * reads->size % TILE_DEPTH) return false;
-    return may_use_tiles();
-}
-#endif
-
-// Calls body with the type of the model's packed weights.
-template <class Body>
-static auto dispatch_weight(const DecoderModel &model, const Body &body) {
-    if (model.bits == PACKED) return body(PackedWeight());
-#if defined(__AMX_BF16__)
-    if (model.is_bfloat16 && fits_tiles(model)) {
-        if (model.bits == 8) return body(NarrowWeight<TiledWeight, EightBits>());
-        if (model.bits == 12) return body(NarrowWeight<TiledWeight, TwelveBits>());
-        return body(TiledWeight());
-    }
-#endif
-#if defined(__AVX512BF16__)
-    if (model.is_bfloat16) {
-        if (model.bits == 8) return body(NarrowWeight<PairedWeight, EightBits>());
-        if (model.bits == 12) return body(NarrowWeight<PairedWeight, TwelveBits>());
-        return body(PairedWeight());
-    }
-#endif
-    return model.is_bfloat16 ? body(WideWeight<BFloat16>()) : body(WideWeight<float>());
-}
-
 // Returns 1 if weights of BFloat16 are packed in pairs (PairedWeight), else 0.
 DRAFTWISE_EXPORT int64_t draftwise_multiplies_pairs() {
 #if defined(__AVX512BF16__)
@@ -156,9 +120,7 @@ DRAFTWISE_EXPORT int64_t draftwise_lanes() { return LANES; }
 // Returns the bytes of scratch memory that a pass needs.
 DRAFTWISE_EXPORT int64_t draftwise_decoder_memory(const DecoderModel *model, int64_t num_tokens,
                                                   int64_t largest_segment, int64_t num_threads) {
-    return dispatch_weight(*model, [&](auto weight) {
-        return memory_for<decltype(weight)>(*model, num_tokens, largest_segment, num_threads);
-    });
+    return decoder_memory(*model, num_tokens, largest_segment, num_threads);
 }
 
 // Runs a forward pass.
