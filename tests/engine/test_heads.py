@@ -3,13 +3,16 @@
 import pytest
 
 from draftwise import LLM
+from draftwise.engine import cached_head
+from draftwise.engine.cached_head import CachedHead
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
+from draftwise.kernels.native.library import native_library
 
 from ..refusals import error_of
 from ..stand_ins import unguarded
 from ..tiny_heads import LAYOUTS
 from . import blocks, eagle_heads
-from .assembly import generate, sampled
+from .assembly import generate, sampled, token_ids
 from .heads import (
     GAMMA,
     HEAD,
@@ -54,6 +57,35 @@ def test_drafts_follow_the_published_pass(models, name):
     verified = [output.speculation.num_verified for output in outputs]
     assert 0 < sum(accepted) < sum(verified)
     assert_published(models, drafts, head)
+
+
+@pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+@pytest.mark.parametrize("name", ["norm-before-residual", "qwen", "two-layers"])
+def test_states_may_be_read_in_a_pass_without_logits(models, name, monkeypatch):
+    head, read, num_read = HEADS[name], CachedHead._read_context, []
+
+    def counted(self, requests, segments):
+        num_read.extend(segment.num_tokens for segment in segments)
+        read(self, requests, segments)
+
+    monkeypatch.setattr(CachedHead, "_read_context", counted)
+    texts = []
+    for least in (10**9, 1):
+        monkeypatch.setattr(cached_head, "_MANY_STATES", least)
+        engine = engine_with_head(
+            models,
+            head=head,
+            num_speculative_tokens=GAMMA,
+            max_chunk_tokens=9,
+            caches_prefixes=False,
+        )
+        drafts = recorded_drafts(engine)
+        num_read.clear()
+        texts.append(token_ids(generate(engine, PROMPTS, sampled(len(PROMPTS)))))
+        # A head with several layers needs the outputs of all but the last.
+        assert bool(num_read) == (least == 1 and name != "two-layers")
+        assert_published(models, drafts, head)
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -116,6 +116,28 @@ def test_compressed_weights_give_the_same_results(models, tmp_path, monkeypatch)
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("name", HEADS)
+def test_keys_and_values_without_logits_are_the_same(models, tmp_path, name):
+    """Where no logits are wanted, the last layer computes nothing else."""
+    head = load(models, tmp_path, name, torch.float32)
+    assert_same_without_logits(head)
+
+
+def assert_same_without_logits(head):
+    numbers, results = torch.Generator().manual_seed(0), []
+    states = torch.randn(9, head.state_size, generator=numbers).to(head.dtype)
+    tokens = torch.randint(0, 33, (9,), generator=numbers).tolist()
+    for rows in ([], [2, 7]):
+        cache = head.new_cache(3, 64)
+        head.read(cache, tokens[:8], [Segment(0, 0, 3), Segment(2, 0, 5)], rows, states[:8])
+        output = head.read(cache, tokens[8:], [Segment(2, 5, 1)], [0], states[8:])
+        keys, values = cache.token_slots(len(head.layers) - 1)
+        results.append((output.logits.clone(), keys[:3].clone(), values[128:134].clone()))
+    for without, with_logits in zip(*results, strict=True):
+        assert torch.equal(without, with_logits)
+
+
+@torch.inference_mode()
 def test_results_do_not_depend_on_the_number_of_threads(models, tmp_path):
     head = load(models, tmp_path, "plain", torch.float32)
     assert_same_with_any_threads(lambda: chained(head))

@@ -16,7 +16,7 @@ from draftwise.models.pretrained import PretrainedModel
 from draftwise.models.structure import relative_errors
 
 from .passes import assert_same_with_any_threads, random_model, treat_as_large
-from .test_head_passes import DTYPES, TOLERANCE, chained
+from .test_head_passes import DTYPES, TOLERANCE, assert_same_without_logits, chained
 from .test_native_hybrids import CONTEXT
 from .test_native_hybrids import FAMILIES as HYBRIDS
 
@@ -127,6 +127,13 @@ def test_compressed_weights_give_the_same_results(monkeypatch):
 def test_results_do_not_depend_on_the_number_of_threads():
     head, _ = load("Qwen3_5Text")
     assert_same_with_any_threads(lambda: chained(head))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["Qwen3_5Text", "Qwen3"])
+def test_keys_and_values_without_logits_are_the_same(family):
+    """With a gate beside each query, and without."""
+    assert_same_without_logits(load(family)[0])
 
 
 def test_another_order_of_inputs_is_left_to_the_modules():

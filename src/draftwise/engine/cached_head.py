@@ -16,6 +16,9 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.packing import PackedBatch
 from draftwise.models.segment import Segment
 
+# From so many states on, a pass of their own takes less time than it saves.
+_MANY_STATES = 16
+
 
 class _Carried(NamedTuple):
     """What the newest pass returned for the next token of each draft.
@@ -91,6 +94,7 @@ class CachedHead(CachedDraftHead):
         """
         inputs = sorted(inputs, key=lambda each: each.request.cache_slot)
         self._catch_up(inputs)
+        self._read_without_logits(inputs)
         tokens: list[int] = []
         segments: list[Segment] = []
         rows: list[int] = []
@@ -103,6 +107,25 @@ class CachedHead(CachedDraftHead):
             rows.extend(range(len(tokens) - num_logits, len(tokens)))
         states = self._states_of(segments) if segments else None
         return PackedInput(tokens, segments, rows, states)
+
+    def _read_without_logits(self, inputs: Sequence[ForwardInput]) -> None:
+        """Read the states of which no logits are wanted in a pass of their own, if they are many.
+
+        Of a head with one layer, the native kernels then compute keys and values only.
+        """
+        if self.head.native is None or len(self.head.layers) > 1:
+            return
+        if not any(each.num_logits for each in inputs):
+            return  # the pass that follows is without logits
+        requests: list[Request] = []
+        segments: list[Segment] = []
+        for request, end, _, num_logits, _ in inputs:
+            start, end = self._unread(request, end, num_logits)
+            if end - num_logits > start:
+                requests.append(request)
+                segments.append(Segment(request.cache_slot, start, end - num_logits - start))
+        if sum(segment.num_tokens for segment in segments) >= _MANY_STATES:
+            self._read_context(requests, segments)
 
     def _read_context(self, requests: Sequence[Request], segments: Sequence[Segment]) -> None:
         """See :meth:`CachedDraftHead._read_context`."""

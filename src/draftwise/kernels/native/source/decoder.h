@@ -400,12 +400,23 @@ struct Pass {
         norm_rows(reads.state_norm);
         for (int64_t index = 0; index < model.num_layers; ++index) {
             const DecoderLayer &layer = model.layers[index];
-            // The first panel with keys may have queries too.
             multiply_qkv(layer, buffers.normed, buffers.normed_stride, model.hidden,
-                         buffers.attended_size / PANEL_WIDTH);
+                         first_key_panel());
             rotate_rows(layer, false);
             append_rows(index);
         }
+    }
+
+    // The first panel of the queries, keys and values that has keys. It may have queries too.
+    int64_t first_key_panel() const {
+        return (attention_products(model) - 2 * buffers.kv_size) / PANEL_WIDTH;
+    }
+
+    // Whether nothing reads the output of a layer, so that only its keys and values are needed: it is
+    // the last layer of a pass without results.
+    bool stores_only(int64_t index) const {
+        return index == model.num_layers - 1 && !call.num_logits && !call.num_tapped &&
+               !call.tree && !model.layers[index].recurrent;
     }
 
     // Stores the keys and values of all rows in the cache of a layer.
@@ -647,12 +658,18 @@ struct Pass {
 
     void layer(int64_t index) {
         const DecoderLayer &layer = model.layers[index];
+        const int64_t first_panel = stores_only(index) ? first_key_panel() : 0;
         if (index == 0 && joined_input() && !joined_input()->embedding_norm) {
             norm_both_rows(*joined_input(), layer.attention_norm);
-            multiply_qkv(layer, buffers.both, buffers.both_stride, 2 * model.hidden);
+            multiply_qkv(layer, buffers.both, buffers.both_stride, 2 * model.hidden, first_panel);
         } else {
             norm_rows(layer.attention_norm);
-            multiply_qkv(layer, buffers.normed, buffers.normed_stride, model.hidden);
+            multiply_qkv(layer, buffers.normed, buffers.normed_stride, model.hidden, first_panel);
+        }
+        if (stores_only(index)) {
+            rotate_rows(layer, false);
+            append_rows(index);
+            return;
         }
         int64_t depth = buffers.attended_size;
         const typename W::Input *inputs = buffers.inputs;
