@@ -3,10 +3,12 @@
     python benchmarks/gguf_perplexity.py --model FILE.gguf --text gsm8k_train.jsonl \
         --llama PYTHON --output gguf_perplexity.json
 
-Both engines score the same tokens, in chunks that begin with the tokenizer's first token. PYTHON is
-the interpreter of an environment with ``llama-cpp-python``. The text is also scored by the file's
-weights expanded to float32, which is what the file says. Bytes are those of all weights that a pass
-over one token reads.
+The reference is transformers in float32 on the expanded weights, which is what the file says; it
+takes four bytes of memory per weight, and ``accelerate``. All engines score the same tokens, in
+chunks that begin with the tokenizer's first token. ``excess`` is the perplexity relative to the
+reference less one, with the standard error of its mean over the tokens. PYTHON is the interpreter
+of an environment with ``llama-cpp-python``. Bytes are those of all weights that a pass over one
+token reads.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from draftwise import LLM, SamplingParams
 from draftwise.benchmark.report import write_report
@@ -39,7 +42,7 @@ limits.n_threads = limits.n_threads_batch = wanted["threads"]
 context = llama.llama_init_from_model(model, limits)
 vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 batch = llama.llama_batch_init(512, 0, 1)
-total, count = 0.0, 0
+values = []
 for tokens in wanted["chunks"]:
     llama.llama_memory_clear(llama.llama_get_memory(context), True)
     for start in range(0, len(tokens), 512):
@@ -53,10 +56,9 @@ for tokens in wanted["chunks"]:
         for at, following in enumerate(tokens[start + 1 : start + 1 + len(part)]):
             row = logits[at].astype(np.float64)
             top = row.max()
-            total += np.log(np.exp(row - top).sum()) + top - row[following]
-            count += 1
+            values.append(np.log(np.exp(row - top).sum()) + top - row[following])
 from importlib.metadata import version
-print(json.dumps({"nats": total / count, "tokens": count, "version": version("llama-cpp-python")}))
+print(json.dumps({"nats": values, "version": version("llama-cpp-python")}))
 """
 
 
@@ -74,16 +76,34 @@ def chunks_of(llm: LLM, text: Path, num_tokens: int, length: int) -> list[list[i
     return [first + tokens[at : at + step] for at in range(0, num_tokens, step)]
 
 
-def ours(llm: LLM, chunks: list[list[int]]) -> float:
-    """Mean negative log-probability of the chunks' tokens, in nats."""
+def ours(llm: LLM, chunks: list[list[int]]) -> list[float]:
+    """Negative log-probability of each of the chunks' tokens, in nats."""
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     values = []
     for chunk, output in zip(chunks, llm.generate(chunks, params), strict=True):
         found = output.prompt_logprobs
         assert found is not None
-        values += [each.logprob for each in found[1:] if each is not None]
         assert len(found) == len(chunk)
-    return -math.fsum(values) / len(values)
+        values += [-each.logprob for each in found[1:] if each is not None]
+    return values
+
+
+@torch.inference_mode()
+def expected(path: Path, chunks: list[list[int]]) -> list[float]:
+    """The same by transformers in float32 on the expanded weights."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    values: list[float] = []
+    for chunk in chunks:
+        tokens = torch.tensor(chunk)
+        logits = model(tokens[None, :-1], use_cache=False).logits[0]
+        for row, following in zip(logits, tokens[1:], strict=True):
+            values.append(float(row.logsumexp(0) - row[following]))
+    return values
 
 
 def weight_bytes(llm: LLM) -> int:
@@ -94,19 +114,26 @@ def weight_bytes(llm: LLM) -> int:
     return native.weight_bytes
 
 
-def theirs(python: str, model: str, chunks: list[list[int]]) -> dict[str, float | str]:
-    """The same by llama.cpp."""
-    wanted = {"model": model, "chunks": chunks, "threads": torch.get_num_threads()}
+def theirs(python: Path, model: Path, chunks: list[list[int]]) -> tuple[list[float], str]:
+    """The same by llama.cpp, and its version."""
+    wanted = {"model": str(model), "chunks": chunks, "threads": torch.get_num_threads()}
     done = subprocess.run(
         [python, "-c", _LLAMA], input=json.dumps(wanted), capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(done.stderr[-2000:])
-    found: dict[str, float | str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["nats"], found["version"]
 
 
-def file_bytes(model: str) -> int:
+def excess(values: list[float], reference: list[float]) -> dict[str, float]:
+    """Perplexity relative to the reference less one, and its standard error."""
+    more = torch.tensor(values, dtype=torch.float64) - torch.tensor(reference, dtype=torch.float64)
+    mean, error = float(more.mean()), float(more.std()) / math.sqrt(len(more))
+    return {"mean": math.expm1(mean), "standard_error": error}
+
+
+def file_bytes(model: Path) -> int:
     """Bytes of the file's tensors that a pass reads: all matrices, and a tied embedding once."""
     from gguf import GGUFReader
 
@@ -118,32 +145,43 @@ def file_bytes(model: str) -> int:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--text", required=True, type=Path)
-    parser.add_argument("--llama", required=True, help="interpreter with llama-cpp-python")
+    parser.add_argument("--llama", required=True, type=Path, help="python with llama-cpp-python")
     parser.add_argument("--num-tokens", type=int, default=20_000)
     parser.add_argument("--length", type=int, default=1_000, help="tokens of a chunk")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    kept = LLM(arguments.model, max_model_len=arguments.length + 1, enable_prefix_caching=False)
-    chunks = chunks_of(kept, arguments.text, arguments.num_tokens, arguments.length)
-    rows = {"draftwise": {"nats": ours(kept, chunks), "bytes": weight_bytes(kept)}}
-    kept.close()
-    expanded = LLM(
-        arguments.model,
-        dtype="float32",
-        max_model_len=arguments.length + 1,
-        enable_prefix_caching=False,
-    )
-    rows["expanded"] = {"nats": ours(expanded, chunks), "bytes": weight_bytes(expanded)}
-    expanded.close()
-    found = theirs(arguments.llama, arguments.model, chunks)
-    rows["llama.cpp"] = found | {"bytes": file_bytes(arguments.model)}
-    for name, row in rows.items():
-        row["perplexity"] = math.exp(row["nats"])
-        print(f"{name:10} perplexity {row['perplexity']:.4f}  {row['bytes'] / 1e6:.1f} MB a token")
+    llm = LLM(arguments.model, max_model_len=arguments.length + 1, enable_prefix_caching=False)
+    chunks = chunks_of(llm, arguments.text, arguments.num_tokens, arguments.length)
+    nats, num_bytes = {"draftwise": ours(llm, chunks)}, {"draftwise": weight_bytes(llm)}
+    llm.close()
+    reference = expected(arguments.model, chunks)
+    nats["llama.cpp"], version = theirs(arguments.llama, arguments.model, chunks)
+    num_bytes["llama.cpp"] = file_bytes(arguments.model)
+    print(f"transformers perplexity {perplexity(reference):.4f}  {len(reference)} tokens")
+    rows: dict[str, object] = {
+        "transformers": {"perplexity": perplexity(reference), "num_tokens": len(reference)}
+    }
+    for name, values in nats.items():
+        more = excess(values, reference)
+        rows[name] = {
+            "perplexity": perplexity(values),
+            "excess": more,
+            "bytes": num_bytes[name],
+        }
+        print(
+            f"{name:12} perplexity {perplexity(values):.4f}  {100 * more['mean']:+.3f} % "
+            f"(± {100 * more['standard_error']:.3f})  {num_bytes[name] / 1e6:.1f} MB a token"
+        )
     if arguments.output:
-        write_report(arguments.output, vars(arguments), {"engines": rows})
+        settings = vars(arguments) | {"llama": f"llama-cpp-python {version}"}
+        write_report(arguments.output, settings, {"engines": rows})
+
+
+def perplexity(values: list[float]) -> float:
+    """The perplexity of tokens by their negative log-probabilities."""
+    return math.exp(math.fsum(values) / len(values))
 
 
 if __name__ == "__main__":
