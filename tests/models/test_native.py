@@ -245,9 +245,28 @@ def test_threads_that_start_together_load_one_library(calls):
 @needs_kernel
 def test_a_killed_compiler_does_not_block_others(cache, calls):
     """Its lock file still exists, but no process holds the lock."""
-    (cache / "native").mkdir(mode=0o700, parents=True)
-    (cache / "native" / "compile.lock").touch()
     assert native.kernel_in_use() == "native"
+    [library] = built(cache)
+    library.unlink()
+    assert library.with_suffix(".lock").exists()
+    native._load.cache_clear()
+    assert native.kernel_in_use() == "native"
+    assert built(cache) == [library]
+
+
+@needs_kernel
+def test_another_library_is_compiled_meanwhile(cache, calls, monkeypatch):
+    """A process that compiles a library has locked that library only."""
+    native.native_library()
+    [lock] = (cache / "native").glob("*.lock")
+    monkeypatch.setenv("DRAFTWISE_NATIVE_FLAGS", "-DANOTHER")
+    native._load.cache_clear()
+    with compilation._locked(lock):
+        loading = threading.Thread(target=native.native_library, daemon=True)
+        loading.start()
+        loading.join(timeout=60)
+        assert not loading.is_alive()
+    assert len(built(cache)) == 2
 
 
 @needs_kernel

@@ -83,7 +83,7 @@ def compiled_library(sources: Path = SOURCES) -> Path:
     folder = _own_folder(cache_folder() / "native")
     library = folder / f"kernels-{_fingerprint(compiler, options, sources)}.so"
     if not library.exists():
-        with _locked(folder / "compile.lock"):
+        with _locked(library.with_suffix(".lock")):
             if not library.exists():
                 _compile([*compiler, *options], sources, library)
     return library
