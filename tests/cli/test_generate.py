@@ -3,10 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from draftwise.cli.generate_run import _hint
 from draftwise.engine.parallel.pinned_threads import shares
+from draftwise.outputs import FinishReason, RequestOutput
 
 from ..tiny_models import Recipe
 from .running import assert_refused, write_prompts
@@ -255,6 +261,35 @@ def test_chat_template_from_a_file(command, tmp_path):
     status, _, error = command("generate", "abc", "--chat", template, *options)
     assert status == 2
     assert "error --chat-template: " in error
+
+
+def test_chats_are_titled_by_their_message(command, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("system\n{% for message in messages %}head {{ message.content }}{% endfor %}")
+    options = ["--chat", f"--chat-template={file}", "--max-tokens", "4"]
+    status, out, _ = command("generate", "abc", *options)
+    assert status == 0
+    assert "1  abc" in out
+    assert "system" not in out
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reason", "template", "is_shown"),
+    [
+        ("abc", "", FinishReason.STOP, "a template", True),
+        ("abc", "text", FinishReason.STOP, "a template", False),
+        ("abc", "", FinishReason.LENGTH, "a template", False),
+        ("abc", "", FinishReason.STOP, None, False),
+        ([{"role": "user", "content": "abc"}], "", FinishReason.STOP, "a template", False),
+    ],
+)
+def test_empty_texts_have_a_hint(prompt, text, reason, template, is_shown):
+    tokenizer = SimpleNamespace(chat_template=template)
+    llm = SimpleNamespace(target=SimpleNamespace(tokenizer=tokenizer))
+    output = replace(RequestOutput.empty(None, reason), text=text)
+    console = Console(record=True, width=200, file=StringIO())
+    _hint(console, llm, [prompt], SimpleNamespace(outputs=[output]))
+    assert ("--chat" in console.export_text()) == is_shown
 
 
 def test_a_target_from_outside_the_zoo_has_no_default_draft(command, models):

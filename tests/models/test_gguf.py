@@ -1,6 +1,7 @@
 """Models in GGUF files: their blocks, their weights, and damaged files."""
 
 import sys
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -77,7 +78,8 @@ def write_gguf(
 
     add("token_embd.weight", "model.embed_tokens.weight", kinds[0])
     add("output_norm.weight", "model.norm.weight")
-    add("output.weight", "lm_head.weight", kinds[0])
+    if "lm_head.weight" in weights:
+        add("output.weight", "lm_head.weight", kinds[0])
     for layer in range(config.num_hidden_layers):
         for at, (name, module) in enumerate(LAYER.items()):
             add(
@@ -124,6 +126,24 @@ def test_logits_are_those_of_the_quantised_weights(tmp_path, monkeypatch, kinds)
         assert stored.model.native.bits == PACKED
     error = (logits_of(stored, tokens) - expected).square().mean().sqrt() / expected.std()
     assert error < 0.03
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_blocks_of_the_first_tokens(tmp_path, monkeypatch, is_tied):
+    """Of a projection with blocks of its own, and of the embedding's."""
+    model = replace(RECIPE, config=SIZES | {"tie_word_embeddings": is_tied}).build()
+    path = str(write_gguf(tmp_path / "tiny.gguf", model))
+    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
+    whole, first = (
+        load_model(path, "draft", torch.bfloat16, CPU, num_tokens=count) for count in (None, 50)
+    )
+    tokens = [3, 1, 4, 100, 5, 9, 2, 127]
+    assert torch.equal(logits_of(first, tokens), logits_of(whole, tokens)[:, :50])
+    for loaded in (whole, first):
+        assert loaded.num_parameters == sum(each.numel() for each in model.parameters())
+    if native_library() is not None:
+        assert first.model.native.weight_bytes < whole.model.native.weight_bytes
 
 
 def test_a_file_is_target_and_draft(file):

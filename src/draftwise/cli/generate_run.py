@@ -23,6 +23,7 @@ from draftwise.cli.render import (
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError
 from draftwise.llm import LLM
+from draftwise.outputs import FinishReason
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt
 
@@ -64,7 +65,7 @@ def run_prompts(
     each = _params_per_prompt(params, prompts)
     answers = Answers(prompts, each)
     alone = len(prompts) == 1 and console.is_terminal
-    printer = AnswerPrinter(console, answers, titles=not alone)
+    printer = AnswerPrinter(console, answers, prompts, titles=not alone)
     # Text cannot be streamed below a progress bar.
     is_streaming = alone or not console.is_terminal
     start = perf_counter()
@@ -85,6 +86,7 @@ def run_prompts(
     with reader_may_be_gone(interrupted):
         printer.finish(run.outputs)
         show_summary(console, llm, run)
+        _hint(console, llm, prompts, run)
     return Generated(describe(llm, run), interrupted)
 
 
@@ -131,12 +133,25 @@ def compare_prompts(
     if comparison is None:
         run = Run(answers.outputs(), perf_counter() - start)
         with reader_may_be_gone(interrupted=True):
-            AnswerPrinter(console, answers).finish(run.outputs)
+            AnswerPrinter(console, answers, prompts).finish(run.outputs)
         return Generated(describe(llm, run), interrupted=True)
     _rename_errors(comparison.speculative, rename)
-    AnswerPrinter(console, Answers()).finish(comparison.speculative.outputs)
+    AnswerPrinter(console, Answers(), prompts).finish(comparison.speculative.outputs)
     show_comparison(console, llm, comparison, batch_size)
+    _hint(console, llm, prompts, comparison.speculative)
     return Generated(describe(llm, comparison.speculative, comparison))
+
+
+def _hint(console: Console, llm: LLM, prompts: Sequence[Prompt], run: Run) -> None:
+    """Say what to do if a model that answers chats ended every text at once."""
+    is_plain = all(isinstance(each, str) for each in prompts)
+    is_empty = all(
+        not each.text and each.finish_reason is FinishReason.STOP for each in run.outputs
+    )
+    if is_plain and is_empty and getattr(llm.target.tokenizer, "chat_template", None):
+        console.print(
+            "the target ended every text at its first token; it has a chat template: try --chat"
+        )
 
 
 def _rename_errors(run: Run, rename: Rename) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -84,16 +84,23 @@ class AnswerPrinter:
     The first unfinished text is printed while it is generated.
     """
 
-    def __init__(self, console: Console, answers: Answers, titles: bool = True) -> None:
+    def __init__(
+        self,
+        console: Console,
+        answers: Answers,
+        prompts: Sequence[Prompt],
+        titles: bool = True,
+    ) -> None:
         """Create the printer.
 
         Args:
             console: console to print to.
             answers: requests to print.
+            prompts: the prompts.
             titles: print a line with the prompt above each text.
         """
         self._console = console
-        self._answers = answers
+        self._answers, self._prompts = answers, prompts
         self._titles = titles
         self._index = 0
         self._has_title = False
@@ -130,6 +137,7 @@ class AnswerPrinter:
     def _title(self, prompt: str | None) -> None:
         if self._titles and not self._has_title:
             number = self._index + 1
+            prompt = _message(self._prompts[self._index]) or prompt
             title = _first_line(prompt) if prompt else f"prompt {number}"
             text = Text(f"{number}  {title}", style="bold")
             self._console.print(Rule(text, align="left", style="dim"))
@@ -146,6 +154,13 @@ def _coloured(output: RequestOutput) -> Text:
     for piece, source in zip(output.token_texts, output.token_sources, strict=True):
         text.append(piece, style=STYLES[source])
     return text
+
+
+def _message(prompt: Prompt) -> str | None:
+    """The text of a chat's last message; ``None`` for other prompts, and for other contents."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    return content if isinstance(content, str) else None
 
 
 def _first_line(prompt: str) -> str:

@@ -80,7 +80,7 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     Raises:
         UnsupportedModelError: as :func:`load_weights`.
     """
-    model: nn.Module
+    model: Any
     with _parameters_on_meta():
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=ATTENTION_NAME
@@ -88,6 +88,8 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     _check_rotary(file, model)
     found = sources(file, model.state_dict())
     _fill(file, model, found, dtype, keeps_blocks=True)
+    if is_tied(file):
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
     for name, buffer in model.named_buffers():
         if name in found:  # the others are computed from the configuration
             buffer.copy_(found[name].read(file, buffer.shape))
