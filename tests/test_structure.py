@@ -170,6 +170,13 @@ def test_version():
 SOURCES = list(sources())
 
 
+def test_the_makefile_names_tests_that_exist():
+    root = Path(__file__).parents[1]
+    named = re.findall(r"tests/[\w/*.]+", (root / "Makefile").read_text(encoding="utf-8"))
+    assert len(named) > 5
+    assert [each for each in named if not list(root.glob(each))] == []
+
+
 def test_dependencies_point_downwards():
     for file, module in SOURCES:
         part = part_of(module)
