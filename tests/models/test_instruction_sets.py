@@ -28,6 +28,7 @@ PROCESSORS = [
     ("x86_64", {"flags": f"{BF16} amx_tile amx_bf16", "vendor_id": "GenuineIntel"}, BF16),
     ("aarch64", {"Features": "fp asimd"}, "neon"),
     ("aarch64", {"Features": "fp asimd asimddp"}, "dotprod"),
+    ("aarch64", {"Features": "fp asimd asimddp i8mm"}, "i8mm"),
     ("riscv64", {}, None),
 ]
 

@@ -251,7 +251,7 @@ CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
     not shutil.which(CROSS_COMPILER) or not shutil.which(EMULATOR),
     reason=f"needs {CROSS_COMPILER} and {EMULATOR}",
 )
-@pytest.mark.parametrize("processor", ["armv8-a", "armv8.2-a+dotprod"])
+@pytest.mark.parametrize("processor", ["armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+i8mm"])
 def test_arm_has_the_same_bits(tmp_path, processor):
     program = tmp_path / "packed"
     options = [*OPTIONS, f"-march={processor}", "-static", f"-I{SOURCES}"]
@@ -269,7 +269,9 @@ def test_arm_has_the_same_bits(tmp_path, processor):
         given += np.array(sizes, dtype=np.int64).tobytes() + blocks.data.tobytes()
         given += packed.numpy().tobytes() + rows.numpy().tobytes() + grid
         expected.append(multiply_packed(rows, packed, 75, library))
-    done = subprocess.run([EMULATOR, program], input=given, capture_output=True, check=True)
+    done = subprocess.run(
+        [EMULATOR, "-cpu", "max", program], input=given, capture_output=True, check=True
+    )
     size = 8 + 4 * expected[0].numel()
     assert len(done.stdout) == size * len(BLOCKS)
     for at, name in enumerate(BLOCKS):

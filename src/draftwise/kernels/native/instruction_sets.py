@@ -87,6 +87,7 @@ INSTRUCTION_SETS: Mapping[str, tuple[InstructionSet, ...]] = {
         InstructionSet("avx2", ("-march=x86-64-v3",), _AVX2),
     ),
     "aarch64": (
+        InstructionSet("i8mm", ("-march=armv8.2-a+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
         InstructionSet("dotprod", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
         InstructionSet("neon", ("-march=armv8-a",), frozenset({"asimd"})),
     ),

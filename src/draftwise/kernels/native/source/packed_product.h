@@ -106,6 +106,39 @@ INLINE Floats add_scaled(Floats sum, const Ints *products, const RowGroup &row,
     return sum;
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool MULTIPLIES_PAIRS = true;
+
+// The products of two rows with the parts of a group, for LANES columns. An instruction multiplies
+// eight inputs of two rows with two columns.
+template <class Format>
+INLINE void multiply_pair(const RowGroup *rows, const char *codes, Ints (*products)[2]) {
+    int32x4_t sums[2][2] = {};  // of each part: of the first and of the last two columns
+#pragma GCC unroll 4
+    for (int quad = 0; quad < GROUP_QUADS; quad += 2) {
+        int32x4_t first, second;
+        memcpy(&first, codes + quad * CACHE_LINE, sizeof first);
+        memcpy(&second, codes + (quad + 1) * CACHE_LINE, sizeof second);
+        const int8x16_t pair = vcombine_s8(vld1_s8(rows[0].numbers + 4 * quad),
+                                           vld1_s8(rows[1].numbers + 4 * quad));
+        int32x4_t *into = sums[Format::HAS_HALVES && quad >= GROUP_QUADS / 2];
+        into[0] = vmmlaq_s32(into[0], pair, vreinterpretq_s8_s32(vzip1q_s32(first, second)));
+        into[1] = vmmlaq_s32(into[1], pair, vreinterpretq_s8_s32(vzip2q_s32(first, second)));
+    }
+    for (int k = 0; k < Format::PARTS; ++k) {
+        const int64x2_t left = vreinterpretq_s64_s32(sums[k][0]);
+        const int64x2_t right = vreinterpretq_s64_s32(sums[k][1]);
+        products[0][k] = (Ints)vzip1q_s64(left, right);
+        products[1][k] = (Ints)vzip2q_s64(left, right);
+    }
+}
+#else
+constexpr bool MULTIPLIES_PAIRS = false;
+
+template <class Format>
+INLINE void multiply_pair(const RowGroup *, const char *, Ints (*)[2]) {}
+#endif
+
 // Adds the products of COUNT rows with a block to their sums [rows, TILE_COLUMNS]. With HAS_ZERO,
 // zero is subtracted from the codes.
 template <int COUNT, bool HAS_ZERO, class Format>
@@ -117,8 +150,18 @@ void multiply_rows(const RowGroup *x, int64_t stride, const char *expanded,
         for (int i = 0; i < COUNT; ++i) part[i] = read(sums + i * TILE_COLUMNS + v * LANES);
         for (int64_t g = 0; g < groups; ++g) {
             const char *codes = expanded + g * GROUP_BYTES + v * LANES * 4;
+            constexpr int IN_PAIRS = MULTIPLIES_PAIRS && !HAS_ZERO ? COUNT / 2 * 2 : 0;
+#pragma GCC unroll 4
+            for (int i = 0; i < IN_PAIRS; i += 2) {
+                const RowGroup *rows = x + g * stride + i;
+                Ints products[2][2];
+                multiply_pair<Format>(rows, codes, products);
+                for (int k = 0; k < 2; ++k)
+                    part[i + k] = add_scaled<Format>(part[i + k], products[k], rows[k], scales, g,
+                                                     v * LANES);
+            }
 #pragma GCC unroll 8
-            for (int i = 0; i < COUNT; ++i) {
+            for (int i = IN_PAIRS; i < COUNT; ++i) {
                 const RowGroup &row = x[g * stride + i];
                 Ints products[2] = {};
                 if constexpr (HAS_ZERO)
