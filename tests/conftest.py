@@ -13,9 +13,13 @@ torch.set_num_threads(1)
 transformers_logging.disable_progress_bar()
 # Has an environment of its own: `make test-vllm`.
 collect_ignore = [] if find_spec("vllm") else ["in_vllm"]
-# Needs a model that is not part of the repository: `make test-real`.
-if "DRAFTWISE_GEMMA" not in os.environ:
-    collect_ignore.append("real")
+# Models that are not part of the repository, and the variables that name them: `make test-real`.
+_REAL = {
+    "test_gemma.py": "DRAFTWISE_GEMMA",
+    "test_qwen.py": "DRAFTWISE_QWEN_TARGET",
+    "test_files.py": "DRAFTWISE_GGUF",
+}
+collect_ignore += [f"real/{name}" for name, variable in _REAL.items() if variable not in os.environ]
 
 
 def pytest_addoption(parser):
