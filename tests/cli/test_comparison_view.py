@@ -88,9 +88,9 @@ def test_without_a_terminal_a_line_says_how_many_prompts_were_compared():
     assert console.file.getvalue().splitlines() == lines
 
 
-def output(*tokens):
+def output(*tokens, num_accepted=1):
     ids = list(tokens)
-    stats = SpeculationStats(num_steps=1, num_tokens=len(ids))
+    stats = SpeculationStats(num_steps=1, num_tokens=len(ids), num_accepted=num_accepted)
     sources = [TokenSource.TARGET] * len(ids)
     return RequestOutput("x", [1], "x", ids, sources, [""] * len(ids), FinishReason.LENGTH, stats)
 
@@ -99,12 +99,17 @@ def output(*tokens):
     ("seconds", "texts", "verdict"),
     [
         (1.0, (output(1, 2), output(1, 2)), "2.00 times as fast at batch size 1, and both texts"),
+        (
+            1.0,
+            (output(1, 2), output(1, 2, num_accepted=0)),
+            "2.00 times as fast (no draft was accepted: this comes from other work on the",
+        ),
         (4.0, (output(1, 2), output(1, 2)), "0.50 times as fast (drafts cost time here)"),
         (1.0, (output(1, 2), output(1, 3)), "and 0 of 1 texts are identical"),
     ],
 )
 def test_the_verdict_comes_last(screen, seconds, texts, verdict):
-    model = SimpleNamespace(dtype=torch.float32)
+    model = SimpleNamespace(dtype=torch.float32, native=None)
     target = SimpleNamespace(name="target", num_parameters=1e6, model=model)
     llm = SimpleNamespace(
         target=target, draft=None, companion=None, draft_names=(), speculation=None

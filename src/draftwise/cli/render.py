@@ -165,8 +165,11 @@ def _table(llm: LLM) -> Table:
 
 
 def _model(model: LoadedModel) -> str:
-    dtype = str(model.model.dtype).removeprefix("torch.")
-    return f"{model.name} ({model.num_parameters / 1e6:.1f} M parameters, {dtype})"
+    native = model.model.native
+    kind = str(model.model.dtype).removeprefix("torch.")
+    if native is not None and native.has_quantized_weights:
+        kind = "quantised"
+    return f"{model.name} ({model.num_parameters / 1e6:.1f} M parameters, {kind})"
 
 
 def _bars(runs: Mapping[str, Run]) -> Table:
@@ -182,9 +185,11 @@ def _bars(runs: Mapping[str, Run]) -> Table:
 def _verdict(llm: LLM, comparison: Comparison, batch_size: int) -> str:
     speedup = comparison.speedup
     style = "bold green" if speedup >= 1 else "bold yellow"
-    slower = "" if speedup >= 1 else " (drafts cost time here)"
+    reason = "" if speedup >= 1 else " (drafts cost time here)"
+    if speedup >= 1 and not comparison.speculative.stats.num_accepted:
+        reason = " (no draft was accepted: this comes from other work on the machine)"
     return (
-        f"[{style}]{speedup:.2f} times as fast[/]{slower} at batch size {batch_size}, and "
+        f"[{style}]{speedup:.2f} times as fast[/]{reason} at batch size {batch_size}, and "
         f"{_equality(llm, comparison)}"
     )
 

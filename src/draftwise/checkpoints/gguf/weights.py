@@ -93,7 +93,8 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     for name, buffer in model.named_buffers():
         if name in found:  # the others are computed from the configuration
             buffer.copy_(found[name].read(file, buffer.shape))
-    return model.eval()
+    filled: nn.Module = model.eval()
+    return filled
 
 
 def load_mtp(file: GgufFile, model: nn.Module, dtype: torch.dtype, keeps_blocks: bool) -> nn.Module:
