@@ -64,6 +64,7 @@ test-interpreted: $(VLLM_STAMP)
 test-exhaustive: lint types $(VLLM_STAMP)
 	$(BIN)/python tools/exhaustive.py --workers=$(WORKERS) \
 		--vllm-python=$(VLLM_VENV)/bin/python $(if $(SHARD),--shard=$(SHARD))
+	$(MAKE) test-sanitizers
 
 lint: setup
 	$(BIN)/ruff check .
@@ -120,7 +121,7 @@ RUN_SANITIZED := DRAFTWISE_NATIVE_FLAGS="$(SANITIZED)" CXX=g++ ASAN_OPTIONS=dete
 test-sanitizers: setup
 	$(RUN_SANITIZED) -c "from draftwise.kernels.native.library import kernel_in_use as kernel; \
 		assert kernel() == 'native', kernel()"
-	$(RUN_SANITIZED) -m pytest --capture=sys tests/models/test_native_*.py \
+	$(RUN_SANITIZED) -m pytest --capture=sys -m "not exhaustive" tests/models/test_native_*.py \
 		tests/models/test_narrow_weights.py tests/models/test_packed_weights.py \
 		tests/models/test_packed_modules.py tests/models/test_cache_rollback.py \
 		tests/models/test_model_parts.py tests/models/test_head_passes.py \
