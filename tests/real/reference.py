@@ -31,12 +31,13 @@ def greedy_texts(file, prompts, max_tokens):
         dtype=torch.float32,
         quantization_config=transformers.GgufConfig(dequantize=True),
     )
+    # A least length would forbid the end tokens, which the model may write here.
+    model.generation_config.eos_token_id = None
     texts = []
     for prompt in prompts:
         output = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            min_new_tokens=max_tokens,
             max_new_tokens=max_tokens,
             do_sample=False,
         )
