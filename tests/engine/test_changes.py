@@ -80,6 +80,19 @@ def test_a_request_limits_its_draft_length(engine):
     assert 0 < longest[1] <= 1 < longest[2] <= 4
 
 
+def test_a_request_cannot_draft_more_than_the_engine(engine):
+    longer = RequestSpeculation(policy="fixed", num_speculative_tokens=5)
+    params = SamplingParams(max_tokens=60, temperature=0)
+    with pytest.raises(InvalidParameterError, match="at most the engine's, 4, got 5") as caught:
+        engine.add(None, [1, 2], params, longer)
+    assert caught.value.field == "speculation.num_speculative_tokens"
+    engine.change_speculation(num_speculative_tokens=5)
+    request = engine.add(None, [1, 2], params, longer)
+    for _ in range(6):  # the first one reads the prompt
+        engine.step()
+    assert request.stats.num_drafted == 25
+
+
 def test_a_request_sets_its_lenience(engine):
     params = SamplingParams(max_tokens=12, seed=1)
     requests = [

@@ -105,6 +105,11 @@ def test_speculation_settings_of_a_request(client):
     assert alone["num_drafted"] == 0
     assert alone["num_steps"] == 24
     assert speculation(policy="fixed", num_speculative_tokens=2)["mean_accepted_length"] <= 3
+    served = client.get("/v1/speculation").json()["num_speculative_tokens"]
+    longer = {"num_speculative_tokens": served + 1}
+    refused = ask(client, prompt=PROMPT, max_tokens=24, speculation=longer)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "speculation.num_speculative_tokens"
     lenient = ask(client, prompt=PROMPT, max_tokens=24, speculation={"lenience": 0.5}).json()
     assert not lenient["usage"]["speculation"]["lossless"]
 

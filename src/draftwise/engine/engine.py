@@ -303,7 +303,8 @@ class Engine:
             PromptError: the prompt is empty, too long for the context, or has tokens outside the
                 vocabulary.
             InvalidParameterError: a token in the parameters does not exist, the requested policy or
-                draft cannot be used with this engine, or the grammar cannot be used.
+                draft cannot be used with this engine, the requested drafts are longer than the
+                engine's, or the grammar cannot be used.
             CacheExhaustedError: the request may need more than the whole cache.
         """
         check_prompt(prompt_ids, self.max_model_len, self._vocab_size)
@@ -316,6 +317,7 @@ class Engine:
                 f"must be one of the engine's drafts, {', '.join(map(repr, drafts))}; "
                 f"got {speculation.draft!r}",
             )
+        self._check_draft_length(speculation)
         grammar = params.structured_outputs
         matcher = None if grammar is None else self.grammars.matcher(grammar)
         stop_token_ids = frozenset(params.stop_token_ids)
@@ -337,6 +339,15 @@ class Engine:
             )
             self._scheduler.add(request)
         return request
+
+    def _check_draft_length(self, speculation: RequestSpeculation) -> None:
+        own, most = speculation.num_speculative_tokens, self._speculation.num_speculative_tokens
+        if own is not None and own > most:
+            raise InvalidParameterError(
+                "speculation.num_speculative_tokens",
+                f"must be at most the engine's, {most}, got {own}; raise the engine's first, at "
+                f"the start or while it runs",
+            )
 
     def cancel(self, request: Request) -> None:
         """End a request. Its output is what was generated so far."""

@@ -74,7 +74,7 @@ export class Composer {
       this.#summarise();
       return;
     }
-    this.#gamma.limit(speculation.max_num_speculative_tokens);
+    this.#gamma.limit(speculation.num_speculative_tokens);
     this.#gamma.follow(speculation.num_speculative_tokens);
     this.#lenience.follow(speculation.lenience, startOf(speculation.lenience));
     this.#showPolicies(speculation);

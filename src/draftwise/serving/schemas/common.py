@@ -45,7 +45,9 @@ class Speculation(Body):
     policy: str | None = Field(
         None, description="Name of a policy listed by `GET /v1/speculation`."
     )
-    num_speculative_tokens: int | None = Field(None, ge=0, le=64)
+    num_speculative_tokens: int | None = Field(
+        None, ge=0, le=64, description="At most that of `GET /v1/speculation`."
+    )
     lenience: float | None = Field(
         None, gt=0, le=1, description="With values below 1 the answer is not lossless."
     )
