@@ -52,8 +52,8 @@ class RequestSpeculation:
         enabled: False decodes the request with the target alone.
         policy: name of the policy, which gets its default options; ``None`` for the engine's
             policy.
-        num_speculative_tokens: maximum number of tokens drafted per step, at most the engine's, which
-            limits the request too if it is lowered later; ``None`` for the engine's.
+        num_speculative_tokens: maximum number of tokens drafted per step, at most the engine's,
+            which limits the request too if it is lowered later; ``None`` for the engine's.
         lenience: lenience of the request, in (0, 1]; ``None`` for the engine's lenience.
         draft: the only draft of the engine that the request uses; ``None`` for all of them.
 

@@ -1,6 +1,7 @@
 """A server without a network whose model is a table, with right and wrong speculation.
 
-The distribution of the next token depends on the prompt and on the last two tokens. Speculative
+The distribution of the next token depends on the prompt and on the last two tokens. Words of the
+table at the end of a prompt are tokens, so that the server can read its own answers. Speculative
 sampling is written here from its equations (Leviathan et al. 2023), not with Draftwise's code.
 """
 
@@ -37,18 +38,44 @@ def log_p(context, is_draft):
     return tuple(score - log_sum for score in scores)
 
 
+def scores_after(context, tokens, is_draft=False, reading=0.0):
+    """Log-probabilities after a prompt and tokens.
+
+    Args:
+        context: the prompt, and the words of the table at its end.
+        tokens: tokens of the answer.
+        is_draft: whether they are those of the draft.
+        reading: what rounding adds if the last token was read in one pass with others.
+    """
+    prompt, read = context
+    state = (prompt, *[*read, *tokens][-2:])
+    own = list(log_p(state, is_draft))
+    if reading and not is_draft:
+        rng = random.Random(zlib.crc32(repr(("read", state)).encode()))
+        own = [score + rng.gauss(0, reading) for score in own]
+        log_sum = math.log(sum(map(math.exp, own)))
+        own = [score - log_sum for score in own]
+    return own
+
+
 class Sampler:
     """The distributions of one answer."""
 
-    def __init__(self, body):
+    def __init__(self, body, reading=0.0):
+        self.reading = reading
+        self.speculates = body.get("speculation", {}).get("enabled", True)
         self.temperature = body.get("temperature", 1.0)
         self.top_k, self.top_p = body.get("top_k", 0), body.get("top_p", 1.0)
         self.presence = body.get("presence_penalty", 0.0)
         self.frequency = body.get("frequency_penalty", 0.0)
         self.bias = {int(token): bias for token, bias in body.get("logit_bias", {}).items()}
 
+    def scores(self, context, tokens, is_draft=False):
+        is_read = bool(tokens) if self.speculates else not tokens and context[1]
+        return scores_after(context, tokens, is_draft, self.reading if is_read else 0.0)
+
     def probabilities(self, context, tokens, is_draft=False, top_p=True):
-        scores = list(log_p((context, *tokens[-2:]), is_draft))
+        scores = self.scores(context, tokens, is_draft)
         for token, bias in self.bias.items():
             scores[token] += bias
         if self.presence or self.frequency:
@@ -77,13 +104,18 @@ class TableServer(httpx.MockTransport):
 
     Attributes:
         wrong: what is wrong with its speculation; ``None`` for nothing.
+        bias: total variation by which speculation changes the distribution of sampled answers.
+        reading: standard deviation of what reading tokens in one pass, in a prompt or to verify
+            them, adds to scores.
         num_requests: requests for answers.
     """
 
-    def __init__(self, wrong=None, seed=0, num_drafted=3, listed=LISTED, rounding=0.0):
+    def __init__(self, wrong=None, seed=0, num_drafted=3, listed=LISTED, rounding=0.0, bias=0.0,
+        reading=0.0,
+    ):  # fmt: skip
         super().__init__(self.respond)
         self.wrong, self.rng, self.num_drafted = wrong, random.Random(seed), num_drafted
-        self.listed, self.rounding = listed, rounding
+        self.listed, self.rounding, self.bias, self.reading = listed, rounding, bias, reading
         self.num_requests = 0
         self.first_lines = {}
 
@@ -117,7 +149,8 @@ class TableServer(httpx.MockTransport):
     def answer(self, body):
         speculates = body.get("speculation", {}).get("enabled", True)
         prompt, count = body["prompt"], body.get("n", 1)
-        context = zlib.crc32(prompt.encode())
+        before, read = split(prompt)
+        context = zlib.crc32(before.encode()), read
         first_line, has_more, _ = prompt.partition("\n")
         if has_more:
             earlier = self.first_lines.setdefault(first_line, context)
@@ -141,13 +174,16 @@ class TableServer(httpx.MockTransport):
 
     def tokens(self, body, context, speculates, rng, drafts):
         """Draw all tokens of an answer, up to its end."""
-        sampler, tokens, limit = Sampler(body), [], body["max_tokens"]
+        sampler, tokens, limit = Sampler(body, self.reading), [], body["max_tokens"]
         while len(tokens) < limit and END not in tokens:
             drafted = []
             if speculates and tokens:  # the prompt's pass gives the first token
                 for _ in range(min(self.num_drafted, limit - len(tokens) - 1)):
                     q = self.filtered(sampler, context, tokens + drafted, True)
                     drafted.append(drawn(q, rng))
+            if speculates and self.bias and sampler.temperature and not tokens:
+                tokens.append(drawn(tilted(sampler.probabilities(context, []), self.bias), rng))
+                continue
             tokens += self.verified(sampler, context, tokens, drafted, rng, drafts)
         if END in tokens:
             tokens = tokens[: tokens.index(END) + 1]
@@ -198,9 +234,9 @@ class TableServer(httpx.MockTransport):
         return choice, len(tokens)
 
     def logprobs(self, body, context, tokens):
-        scores, tops = [], []
+        scores, tops, sampler = [], [], Sampler(body, self.reading)
         for position, token in enumerate(tokens):
-            own = log_p((context, *tokens[max(0, position - 2) : position]), False)
+            own = sampler.scores(context, tokens[:position])
             own = [score + self.rng.gauss(0, self.rounding) for score in own]
             best = sorted(range(len(own)), key=lambda each: -own[each])
             listed = {token, *best[: min(body["logprobs"], self.listed)]}
@@ -217,6 +253,30 @@ def drawn(weights, rng):
         if number < 0:
             return token
     return max(range(len(weights)), key=lambda token: weights[token])
+
+
+def tilted(p, bias):
+    """A distribution whose total variation from another is the bias, and hard to tell from it.
+
+    About half of the probability grows, and the rest shrinks, by a factor each.
+    """
+    grows, mass = set(), 0.0
+    for cell in sorted(range(len(p)), key=lambda cell: -p[cell]):
+        if not grows or mass + p[cell] <= 0.5:
+            grows.add(cell)
+            mass += p[cell]
+    moved = min(bias, 1 - mass)
+    up, down = 1 + moved / mass, 1 - moved / (1 - mass) if mass < 1 else 1.0
+    return [each * (up if cell in grows else down) for cell, each in enumerate(p)]
+
+
+def split(prompt):
+    """A prompt without the words of the table at its end, and these as tokens."""
+    read = []
+    while prompt[-2:] in WORDS:
+        read.insert(0, WORDS.index(prompt[-2:]))
+        prompt = prompt[:-2]
+    return prompt, tuple(read)
 
 
 def token_ids(text):

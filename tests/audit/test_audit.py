@@ -7,7 +7,9 @@ import shlex
 import httpx
 import pytest
 
+from draftwise.audit.greedy import difference
 from draftwise.audit.report import report_of, write_audit
+from draftwise.audit.rereading import Rereader
 from draftwise.audit.settings import AuditSettings
 from draftwise.errors import InvalidParameterError, ServerError
 
@@ -35,7 +37,65 @@ def test_a_correct_server_passes(right):
     drafted, accepted = right.drafts
     assert 0 < accepted < drafted
     assert right.num_answers <= 12_000
-    assert "would have been seen with probability 0.95" in right.sampled.power()
+    seen = right.sampled.seen_bias()
+    num_tests, said = len(right.sampled.tests), right.sampled.power(0.03)
+    assert f"total variation {seen:.3f} in all {num_tests} distributions would have been" in said
+    assert "for 0.95 it takes about" in said
+    assert "it takes about" not in right.sampled.power(1.01 * seen)
+
+
+def test_the_sampling_ends_when_a_bias_would_be_seen():
+    result = audited(TableServer(), checks=("sampling",), requests=60_000, bias=0.1)
+    assert result.sampled.seen_bias() <= 0.1
+    assert result.num_answers < 12_000
+    # As many answers as the audit says, and not many more.
+    whole, level = result.sampled.whole, result.sampled.level
+    needed = whole.num_samples_for(0.1, 0.95, level)
+    assert 0.7 * whole.num_samples < needed <= whole.num_samples
+
+
+def test_an_error_that_the_baseline_shares_is_noted():
+    """Speculation is not the reason of a wrong count that is there without it."""
+    server = TableServer()
+    answer = server.answer
+
+    def miscounted(body):
+        content = answer(body)
+        if body.get("n", 1) > 1 and (both or body.get("speculation") is None):
+            content["usage"]["completion_tokens"] //= body["n"]
+        return content
+
+    server.answer = miscounted
+    for both, status in ((True, "noted"), (False, "failed")):
+        result = audited(server, checks=("invariants",), requests=1500)
+        found = next(each for each in result.findings if each.check == "n > 1")
+        assert (found.status, "counts the tokens" in found.detail) == (status, True)
+        assert ("without speculation, too" in found.detail) == both
+
+
+def test_rounding_of_tokens_that_are_read_in_one_pass_is_no_failure():
+    """Verified drafts and prompts round alike, which a baseline shows if it reads its answers."""
+    checks = {"checks": ("greedy", "sampling"), "num_prompts": 40, "requests": 20_000}
+    result = audited(TableServer(reading=0.05), **checks)
+    assert not failures(result)
+    assert 0.05 < result.greedy.allowance < 0.5
+    assert any(difference(row.reference, row.alone) for row in result.greedy.rows)
+    # Without reading, nothing explains the differences.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rereader, "next_token", lambda *given: None)
+        blind = audited(TableServer(reading=0.05), **checks)
+    assert {"greedy answers", "log-probabilities"} <= set(failures(blind))
+    assert blind.greedy.allowance < 1e-3
+
+
+def test_a_baseline_that_speculates_is_refused():
+    """A server ignores the fields that are to switch its speculation off."""
+    with pytest.raises(InvalidParameterError, match="do not switch speculation off") as caught:
+        audited(TableServer(), off={"seed": 3})
+    assert caught.value.field == "off"
+    with pytest.raises(InvalidParameterError, match="speculates, too") as caught:
+        audited(TableServer(), baseline=URL)
+    assert caught.value.field == "baseline"
 
 
 # What fails, of the checks without chance; and whether the sampling does, if that is certain.
@@ -54,7 +114,7 @@ def test_a_wrong_server_fails_with_a_smallest_case(wrong):
     # 0.9 is a small lenience, which takes more answers to see.
     requests = 60_000 if wrong == "lenience" else 12_000
     server = TableServer(wrong)
-    result = audited(server, requests=requests)
+    result = audited(server, requests=requests, bias=0.01)
     assert result.status == "failed"
     found = failures(result)
     assert {check for check in found if not check.startswith("sampling")} == checks
@@ -181,14 +241,19 @@ def test_there_must_be_a_baseline():
         def respond(self, request):
             if request.url.path == "/v1/speculation":
                 return httpx.Response(404)
+            if f"{request.url}".startswith(plain) and request.content:
+                body = json.loads(request.content) | {"speculation": {"enabled": False}}
+                request = httpx.Request("POST", request.url, json=body)
             return super().respond(request)
 
+    plain = "http://127.0.0.1:8/"
     with pytest.raises(InvalidParameterError, match="no known field") as refused:
         audited(Other())
     assert refused.value.field == "baseline"
     off = {"speculation": {"enabled": False}}
     assert audited(Other(), off=off, requests=3000).status == "passed"
-    assert audited(Other(), baseline=f"{URL}/v1", requests=3000).baseline == URL
+    result = audited(Other(), baseline=f"{plain}v1", requests=3000)
+    assert f"{result.baseline}/" == plain
 
 
 def test_a_server_that_does_not_respond_is_an_error():

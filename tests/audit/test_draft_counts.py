@@ -1,4 +1,4 @@
-"""Counts of drafted tokens are read from the metrics of vLLM and Draftwise."""
+"""Counts of drafted tokens are read from the metrics of vLLM, Draftwise and llama.cpp."""
 
 from draftwise.audit.draft_counts import DraftCounts
 
@@ -27,6 +27,20 @@ draftwise:verified_tokens_per_pos_total{position="0"} 5.0
 draftwise:verified_tokens_per_pos_total{position="1"} 2.0
 draftwise:verified_tokens_per_pos_total{position="2"} 0.0
 """
+# As llama.cpp's server writes them with --metrics.
+LLAMA_CPP = """\
+# TYPE llamacpp:spec_decode_num_draft_tokens_total counter
+llamacpp:spec_decode_num_draft_tokens_total 9
+llamacpp:spec_decode_num_accepted_tokens_total 4
+llamacpp:spec_decode_num_drafts_total 3
+llamacpp:n_busy_slots_per_decode 1.04167
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 2
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 2
+"""
+
+
+def test_llama_cpps_counts():
+    assert DraftCounts.read(LLAMA_CPP) == DraftCounts(3, 9, 4, {0: 2, 1: 2}, {})
 
 
 def test_vllms_counts():

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Draftwise has vLLM's names, and a name of its own for what vLLM does not count.
+# Draftwise and llama.cpp have vLLM's names, and Draftwise a name of its own for what vLLM does not
+# count.
 _SAMPLE = re.compile(
-    r"^(?:vllm:spec_decode_num|draftwise)[:_]"
+    r"^(?:(?:vllm|llamacpp):spec_decode_num|draftwise)[:_]"
     r"(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos|verified_tokens_per_pos)"
     r"(?:_total)?(?:\{([^}]*)\})? (\S+)",
     re.MULTILINE,

@@ -12,6 +12,7 @@ from draftwise.audit.client import Model, at_once
 from draftwise.audit.context import Context
 from draftwise.audit.law import Law, Sampling, law_of
 from draftwise.audit.nodes import Nodes, is_in_text
+from draftwise.audit.rereading import Rereader
 from draftwise.audit.speculation import DraftCounter
 
 OTHER = "\0other"
@@ -19,6 +20,8 @@ ANSWERS_PER_REQUEST = 16
 _NUM_PROMPTS = 3
 _NUM_CANDIDATES = 20
 _NUM_FIRST, _NUM_FURTHER = 16, 96
+# Prefixes of each length that the baseline reads.
+_NUM_REREAD = 8
 _LENGTHS = (4, 3, 2)
 # Beyond the tokens that are compared, so that drafts are as long as they usually are.
 _MORE_TOKENS = 6
@@ -83,6 +86,7 @@ def choose_subjects(context: Context) -> list[Subject]:
             (length for length, law in laws.items() if law and law.other <= _MOST_OTHER),
             _LENGTHS[-1],
         )
+    _reread(context, chosen)
     return chosen
 
 
@@ -183,6 +187,23 @@ def _explore(context: Context, subject: Subject, count: int) -> None:
     rounds = range(count // ANSWERS_PER_REQUEST)
     for answers in at_once(work, rounds, num_threads(context)):
         subject.nodes.add(answers)
+
+
+def _reread(context: Context, subjects: Sequence[Subject]) -> None:
+    """Let the baseline read the most frequent beginnings of its answers, with prompts in turn."""
+    if context.settings.chat:
+        return
+    reader = Rereader(context.baseline, context.abilities.num_logprobs, 1.0)
+    usages = [context.baseline.ask(each.prompt, max_tokens=1).usage for each in subjects]
+    for length in range(_LENGTHS[0] - 1, 0, -1):
+        for index in range(_NUM_REREAD):
+            for each, usage in zip(subjects, usages, strict=True):
+                prefixes = each.nodes.most_visited(length, _NUM_REREAD)
+                if index < len(prefixes) and all(map(is_in_text, prefixes[index])):
+                    prefix = prefixes[index]
+                    token = reader.next_token(each.prompt, prefix, usage.get("prompt_tokens"))
+                    if token is not None:
+                        each.nodes.add_reread(prefix, token)
 
 
 def _without_laws(context: Context, candidates: list[Subject]) -> list[Subject]:

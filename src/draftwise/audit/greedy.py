@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Any
@@ -11,12 +12,15 @@ from draftwise.audit.answers import Answer, Response, without_blanks
 from draftwise.audit.budget import SpentError
 from draftwise.audit.context import Context
 from draftwise.audit.findings import Case, Finding, counted, failed, not_audited, passed
+from draftwise.audit.rereading import Rereader, change, margin_change
 from draftwise.errors import ServerError
 
 # Log-probabilities are printed with about this precision.
 _PRECISION, _STEADY = 1e-4, 1e-3
 _MOST_TRIALS = 8
 _CHUNK = 8
+# Shares of an answer after which the baseline reads what it has generated.
+_REREAD = (0.9, 0.5)
 GREEDY, AT_ONCE, LOGPROBS = "greedy answers", "greedy answers at once", "log-probabilities"
 
 
@@ -60,10 +64,13 @@ class Greedy:
     Attributes:
         rows: those to each prompt.
         allowance: differences of log-probabilities up to this are explained by rounding.
+        reread_change: the largest change of the log-probability of a token of the baseline if it
+            reads the tokens before in place of generating them.
     """
 
     rows: list[Row] = field(default_factory=list)
     allowance: float = _PRECISION
+    reread_change: float = 0.0
 
     @property
     def is_steady(self) -> bool:
@@ -136,7 +143,32 @@ def ask_greedily(context: Context) -> Greedy:
             other = next((each for each in answers if difference(first[index], each)), answers[0])
             greedy.rows.append(Row(prompt, first[index], repeated, alone[index], other))
     greedy.allowance = _allowance(greedy.rows)
+    with suppress(SpentError):  # what was read so far counts
+        _reread(context, greedy)
     return greedy
+
+
+def _reread(context: Context, greedy: Greedy) -> None:
+    """Let the baseline read its answers, and add what that changes to the allowance.
+
+    Prompts take turns, as servers keep the passes of the last ones.
+    """
+    count = context.abilities.num_greedy_logprobs
+    if not count or context.settings.chat:
+        return
+    reader = Rereader(context.baseline, count, 0.0)
+    for share in _REREAD:
+        for row in greedy.rows:
+            tokens = row.reference.answers[0].tokens or ()
+            place = int(share * len(tokens))
+            texts = [token.text for token in tokens[:place]]
+            if not texts or not row.reference.answers[0].text.startswith("".join(texts)):
+                continue
+            num_prompt_tokens = row.reference.usage.get("prompt_tokens")
+            again = reader.next_token(row.prompt, texts, num_prompt_tokens)
+            if again is not None:
+                greedy.allowance = max(greedy.allowance, margin_change(tokens[place], again))
+                greedy.reread_change = max(greedy.reread_change, change(tokens[place], again))
 
 
 def _allowance(rows: Sequence[Row]) -> float:
@@ -233,21 +265,21 @@ def _sizes(num_words: int) -> list[int]:
 def _logprobs(context: Context, greedy: Greedy) -> Finding:
     if not context.own.num_greedy_logprobs or not context.abilities.num_greedy_logprobs:
         return not_audited(LOGPROBS, "one of the servers reports none")
-    own_change, change, num_tokens = 0.0, 0.0, 0
+    own_change, largest, num_tokens = greedy.reread_change, 0.0, 0
     worst: tuple[Row, int] | None = None
     for row in greedy.rows:
         for other in row.repeated:
             own_change = max([own_change, *_changes(row.reference, other)])
         for position, each in enumerate(_changes(row.reference, row.alone)):
             num_tokens += 1
-            if each > change:
-                change, worst = each, (row, position)
+            if each > largest:
+                largest, worst = each, (row, position)
     tolerance = max(2e-3, 3 * own_change)
     detail = (
-        f"{counted(num_tokens, 'token')}, differing by at most {change:.2g}; the baseline itself "
+        f"{counted(num_tokens, 'token')}, differing by at most {largest:.2g}; the baseline itself "
         f"varies by {own_change:.2g}"
     )
-    if worst is None or change <= tolerance:
+    if worst is None or largest <= tolerance:
         return passed(LOGPROBS, detail)
     row, position = worst
     scores = [each.answers[0].tokens or () for each in (row.reference, row.alone)]

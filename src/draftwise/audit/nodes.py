@@ -19,6 +19,8 @@ Prefix = tuple[str, ...]
 _SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _NO_MASS = 1e-9
 _TINY = 1e-300
+# Changes of log-probabilities count for tokens that are at least as likely.
+_LIKELY = 0.01
 # Precision of printed log-probabilities.
 _PRECISION = 1e-4
 
@@ -58,11 +60,14 @@ class Nodes:
 
     has_texts: bool = True
     has_words: bool = True
+    _reread: dict[Prefix, ScoredToken] = field(default_factory=dict)
     _visits: dict[Prefix, list[ScoredToken]] = field(default_factory=lambda: defaultdict(list))
     _cached: dict[Prefix, Node] = field(default_factory=dict)
+    _rounding: dict[int, float] = field(default_factory=dict)
 
     def add(self, answers: Iterable[Answer]) -> None:
         """Add answers with log-probabilities."""
+        self._rounding.clear()
         for answer in answers:
             tokens = [token.text for token in answer.tokens or ()]
             for position, token in enumerate(answer.tokens or ()):
@@ -73,6 +78,16 @@ class Nodes:
                 joined = "".join(tokens)
                 self.has_texts &= joined == answer.text
                 self.has_words &= without_blanks(joined) == without_blanks(answer.text)
+
+    def add_reread(self, prefix: Prefix, token: ScoredToken) -> None:
+        """Add what follows a prefix if the model reads it in place of generating it."""
+        self._rounding.clear()
+        self._reread[prefix] = token
+
+    def most_visited(self, num_tokens: int, count: int) -> list[Prefix]:
+        """The prefixes of a number of tokens that most answers began with."""
+        found = [prefix for prefix in self._visits if len(prefix) == num_tokens]
+        return sorted(found, key=lambda prefix: -len(self._visits[prefix]))[:count]
 
     def __getitem__(self, prefix: Prefix) -> Node | None:
         """The distribution after a prefix; ``None`` if no answer began with it."""
@@ -90,20 +105,42 @@ class Nodes:
     @property
     def close(self) -> float:
         """Differences of log-probabilities or of probabilities that rounding may turn around."""
-        return _PRECISION + 3 * math.sqrt(self.rounding(1))
+        num_positions = 1 + max(map(len, self._visits), default=0)
+        spread = 3 * math.sqrt(2 * max(map(self._rounding_at, range(num_positions))))
+        read = [each for prefix in self._reread for each in self._reread_changes(prefix)]
+        largest = max((abs(change) for p, change in read if p > _LIKELY), default=0.0)
+        return _PRECISION + max(spread, 2 * largest)
 
     def rounding(self, num_tokens: int) -> float:
         """How much rounding may change the distribution of the first tokens, as a χ² divergence.
 
-        The sum over the positions of E[Σ p (log p′ − log p)²] for the visits of each prefix.
+        The sum over the positions of E[Σ p (log p′ − log p)²] for the visits of each prefix, and
+        for those prefixes that were read.
         """
-        total = 0.0
-        for position in range(num_tokens):
+        return sum(map(self._rounding_at, range(num_tokens)))
+
+    def _rounding_at(self, position: int) -> float:
+        if position not in self._rounding:
             visited = [v for p, v in self._visits.items() if len(p) == position and len(v) > 1]
-            weights = [len(visits) for visits in visited]
+            total, weights = 0.0, [len(visits) for visits in visited]
             if weights:
                 total += float(np.average([_spread(visits) for visits in visited], weights=weights))
-        return total
+            read = [prefix for prefix in self._reread if len(prefix) == position]
+            if read:
+                total += float(np.mean([self._reread_divergence(prefix) for prefix in read]))
+            self._rounding[position] = total
+        return self._rounding[position]
+
+    def _reread_divergence(self, prefix: Prefix) -> float:
+        return math.fsum(p * change**2 for p, change in self._reread_changes(prefix))
+
+    def _reread_changes(self, prefix: Prefix) -> list[tuple[float, float]]:
+        """Probabilities of the next tokens, and what reading adds to their log-probabilities."""
+        node, top = self[prefix], self._reread[prefix].top
+        if node is None:
+            return []
+        pairs = zip(node.tokens, map(float, node.log_p), strict=True)
+        return [(math.exp(log_p), top[text] - log_p) for text, log_p in pairs if text in top]
 
 
 def _averaged(visits: list[ScoredToken]) -> Node:

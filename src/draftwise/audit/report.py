@@ -47,7 +47,9 @@ def report_of(audit: Audit, command: str) -> dict[str, Any]:
         "missing": audit.missing,
         "abilities": asdict(audit.abilities),
         "greedy": _greedy(audit.greedy),
-        "sampling": None if audit.sampled is None else _sampling(audit.sampled),
+        "sampling": None
+        if audit.sampled is None
+        else _sampling(audit.sampled, audit.settings.bias),
         "num_answers": audit.num_answers,
         "seconds": round(audit.seconds, 1),
         "command": command,
@@ -99,11 +101,12 @@ def _greedy(greedy: Greedy) -> dict[str, Any]:
     }
 
 
-def _sampling(sampled: Sampled) -> dict[str, Any]:
+def _sampling(sampled: Sampled, bias: float) -> dict[str, Any]:
     return {
         "level": LEVEL,
         "reason": sampled.reason,
-        "power": sampled.power(),
+        "power": sampled.power(bias),
+        "seen_bias": sampled.seen_bias(),
         "p_value": sampled.p_value,
         "tests": [_test(each) for each in sampled.tests],
     }

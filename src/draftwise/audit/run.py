@@ -146,7 +146,7 @@ def _baseline(
             "baseline",
             "this server has no known field that switches its speculation off; name a server of "
             "the same model without speculation, a model to load with --baseline-model, or the "
-            "fields of a request with --off, such as '{\"speculative.n_max\": 0}'",
+            "fields of a request that switch it off with --off",
         )
     return connected(settings.url, server.model, off)
 
@@ -165,6 +165,7 @@ def _audited(
         context = Context(server, baseline, both, own, prompts, settings, budget)
         budget.begin("greedy answers")
         greedy = ask_greedily(context)
+        _check_baseline(settings, baseline)
         if GREEDY in settings.checks:
             findings += greedy_findings(context, greedy)
         if INVARIANTS in settings.checks:
@@ -191,6 +192,27 @@ def _audited(
         drafts=counter.count(),
         num_answers=budget.num_asked,
         seconds=budget.seconds,
+    )
+
+
+def _check_baseline(settings: AuditSettings, baseline: Model) -> None:
+    """Refuse a baseline that speculates: an audit against it would find nothing.
+
+    Raises:
+        InvalidParameterError: tokens were drafted for its answers.
+    """
+    if not baseline.num_drafted:
+        return
+    own = settings.baseline is None
+    what = (
+        "these fields do not switch speculation off, as servers ignore fields that they do not know"
+        if own
+        else "this server speculates, too"
+    )
+    raise InvalidParameterError(
+        "off" if own else "baseline",
+        f"{what}: it drafted {baseline.num_drafted} tokens; start a server of the same model "
+        "without speculation and name it with --baseline",
     )
 
 

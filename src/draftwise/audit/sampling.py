@@ -23,7 +23,8 @@ from draftwise.audit.statistics import Fit, fit_to_law, fit_to_samples, holm, to
 
 # A correct server fails with at most this probability, over all tests of the sampling.
 LEVEL = 0.01
-_POWER, _BIAS = 0.95, 0.03
+# Probability with which a bias is to be noticed.
+POWER = 0.95
 _FEWEST_SAMPLES = 64
 ALL = "sampling, all together"
 
@@ -69,35 +70,66 @@ class Sampled:
         """The p-value below which at least one test counts, before the correction."""
         return LEVEL / (len(self.tests) + 1)
 
-    def power(self) -> str:
-        """What would have been noticed, in a sentence."""
-        fits = [each.fit for each in self.tests if not each.fit.is_impossible]
+    def seen_bias(self) -> float | None:
+        """The total variation that would have been seen in all distributions; ``None`` for none."""
+        known = self._known()
+        return together(known).smallest_bias(POWER, self.level) if known else None
+
+    def sees(self, bias: float) -> bool:
+        """Whether a total variation in all distributions would have been seen with ``POWER``."""
+        known = self._known()
+        return bool(known) and together(known).power(bias, self.level) >= POWER
+
+    def power(self, bias: float) -> str:
+        """What would have been noticed, in sentences.
+
+        Args:
+            bias: total variation that the audit was to notice.
+        """
+        fits = self._known()
         if not fits:
             return ""
         whole = together(fits)
-        smallest = whole.smallest_bias(_POWER, self.level)
-        single = [fit.smallest_bias(_POWER, self.level) for fit in fits]
-        found = [each for each in single if each is not None]
-        parts = []
-        if smallest is not None:
-            parts.append(
-                f"A bias of total variation {smallest:.3f} in all {len(self.tests)} distributions "
-                f"would have been seen with probability {_POWER}"
-            )
-            parts.append(
-                f"A bias of {_BIAS} in all of them would have been seen with probability "
-                f"{whole.power(_BIAS, self.level):.2f}"
-            )
-        if found:
-            parts.append(
+        seen = whole.smallest_bias(POWER, self.level)
+        if seen is None:
+            found = ["There were too few answers to see any bias"]
+        else:
+            found = [
+                f"A bias of total variation {seen:.3f} in all {len(fits)} distributions would have "
+                f"been seen with probability {POWER}"
+            ]
+        if not self.sees(bias):
+            found.append(_too_few(whole, bias, self.level))
+        single = [fit.smallest_bias(POWER, self.level) for fit in fits]
+        smallest = [each for each in single if each is not None]
+        if smallest:
+            found.append(
                 f"The smallest bias in a single one that would have been seen with probability "
-                f"{_POWER} is {np.median(found):.3f} (median)"
+                f"{POWER} is {np.median(smallest):.3f} (median)"
             )
-        return ". ".join(parts) + "." if parts else "There were too few answers to see any bias."
+        return ". ".join(found) + "."
+
+    def _known(self) -> list[Fit]:
+        return [each.fit for each in self.tests if not each.fit.is_impossible]
+
+
+def _too_few(whole: Fit, bias: float, level: float) -> str:
+    """How likely a bias was to be seen, and how many answers it takes."""
+    chance = (
+        f"A bias of {bias:g} in all of them would have been seen with probability "
+        f"{whole.power(bias, level):.2f}"
+    )
+    needed = whole.num_samples_for(bias, POWER, level)
+    if needed is None:
+        return f"{chance}; no number of answers tells it from rounding"
+    return (
+        f"{chance}; for {POWER} it takes about {needed:,} sampled answers, and there were "
+        f"{whole.num_samples:,}: allow more --minutes or --requests"
+    )
 
 
 def sample(context: Context) -> Sampled:
-    """Ask for sampled answers until the limit of the audit, and test them.
+    """Ask for sampled answers until the bias of the settings would be seen, and test them.
 
     Raises:
         ServerError: a request is refused.
@@ -111,14 +143,23 @@ def sample(context: Context) -> Sampled:
     budget.begin("sampling")
     cost, number = 3 * ANSWERS_PER_REQUEST * len(draws), 0
     try:
-        while budget.num_left >= cost:
+        while budget.num_left >= cost and not _sees(draws, context.settings.bias):
             draw_round(context, draws, number)
             number += 1
     except SpentError:
         pass
-    if not draws or min(each.ours.total() for each in draws) < _FEWEST_SAMPLES:
+    if not _are_enough(draws):
         return Sampled(reason="the limit of requests or time allowed too few answers")
     return judged(draws)
+
+
+def _are_enough(draws: Sequence[Draws]) -> bool:
+    return bool(draws) and min(each.ours.total() for each in draws) >= _FEWEST_SAMPLES
+
+
+def _sees(draws: Sequence[Draws], bias: float) -> bool:
+    """Whether a bias in all distributions would be seen with the answers so far."""
+    return _are_enough(draws) and judged(draws).sees(bias)
 
 
 def judged(draws: Sequence[Draws]) -> Sampled:

@@ -36,6 +36,8 @@ class AuditSettings:
         max_tokens: number of tokens of a greedy answer.
         requests: maximum number of answers that are asked of both servers together.
         minutes: maximum duration of the audit.
+        bias: the sampling ends when a bias of this total variation in all distributions would have
+            been seen with probability 0.95.
         concurrency: number of answers that are asked at once.
         allow_hosts: hosts other than this machine that may be asked.
         api_key: key of the audited server and of the baseline's, if they require a key.
@@ -57,6 +59,7 @@ class AuditSettings:
     max_tokens: int = 48
     requests: int = 200_000
     minutes: float = 10.0
+    bias: float = 0.03
     concurrency: int = 16
     allow_hosts: tuple[str, ...] = ()
     api_key: str | None = None
@@ -67,6 +70,7 @@ class AuditSettings:
             integer(name, getattr(self, name), least)
         integer("requests", self.requests, _FEWEST_ANSWERS)
         number("minutes", self.minutes, 0.0, 60.0 * 24, low_open=True)
+        number("bias", self.bias, 0.001, 1.0)
         unknown = [each for each in self.checks if each not in CHECKS]
         if unknown or not self.checks:
             raise InvalidParameterError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from draftwise.audit.client import Model
 from draftwise.audit.context import Context
 from draftwise.audit.ends import NO_ROWS, end_of, first_lasting, shortest
 from draftwise.audit.findings import Case, Finding, Status, failed, not_audited, passed
@@ -23,21 +24,16 @@ def several_finding(context: Context, rows: Sequence[Row]) -> Finding:
     if not rows:
         return not_audited(SEVERAL, NO_ROWS)
 
+    shared: list[str] = []
+
     def wrong_greedy(row: Row) -> Finding | None:
-        fields: dict[str, Any] = {"max_tokens": _NUM_TOKENS, "temperature": 0.0}
-        single = context.server.ask(row.prompt, **fields)
-        response = context.server.ask(row.prompt, **fields, n=_NUM_GREEDY)
-        found = [*zip(response.indices, (each.text for each in response.answers), strict=True)]
-        expected = [(index, single.answers[0].text) for index in range(_NUM_GREEDY)]
-        command = (context.server.command(row.prompt, **fields, n=_NUM_GREEDY),)
-        if found != expected:
-            case = Case(command, f"answers {expected}", f"answers {found}")
-            return failed(SEVERAL, "greedy answers to one request differ", case)
-        counts = single.num_tokens, response.num_tokens
-        if None not in counts and counts[1] != _NUM_GREEDY * (counts[0] or 0):
-            case = Case(command, f"{_NUM_GREEDY} times {counts[0]} tokens", f"{counts[1]} tokens")
-            return failed(SEVERAL, "the tokens of several answers are miscounted", case)
-        return None
+        wrong = _wrong_answers(context.server, row.prompt)
+        if wrong is None:
+            return None
+        if _wrong_answers(context.baseline, row.prompt) is not None:
+            shared.append(f"{wrong.detail}; without speculation, too")
+            return None
+        return wrong
 
     def wrong_sampled(row: Row) -> Finding | None:
         fields = {"max_tokens": _NUM_TOKENS, "n": _NUM_SAMPLED, "temperature": 1.0}
@@ -63,7 +59,28 @@ def several_finding(context: Context, rows: Sequence[Row]) -> Finding:
             raise
         # vLLM gives a single greedy answer to a request.
         finding, detail = None, f"sampled answers to one request differ; greedy: {error.message}"
-    return finding or first_lasting(wrong_sampled, few) or passed(SEVERAL, detail)
+    finding = finding or first_lasting(wrong_sampled, few)
+    if finding is None and shared:
+        return Finding(SEVERAL, Status.NOTED, shared[0])
+    return finding or passed(SEVERAL, detail)
+
+
+def _wrong_answers(model: Model, prompt: str) -> Finding | None:
+    """What is wrong with several greedy answers to one request; ``None`` for nothing."""
+    fields: dict[str, Any] = {"max_tokens": _NUM_TOKENS, "temperature": 0.0}
+    single = model.ask(prompt, **fields)
+    response = model.ask(prompt, **fields, n=_NUM_GREEDY)
+    found = [*zip(response.indices, (each.text for each in response.answers), strict=True)]
+    expected = [(index, single.answers[0].text) for index in range(_NUM_GREEDY)]
+    command = (model.command(prompt, **fields, n=_NUM_GREEDY),)
+    if found != expected:
+        case = Case(command, f"answers {expected}", f"answers {found}")
+        return failed(SEVERAL, "greedy answers to one request differ", case)
+    counts = single.num_tokens, response.num_tokens
+    if None not in counts and counts[1] != _NUM_GREEDY * (counts[0] or 0):
+        case = Case(command, f"{_NUM_GREEDY} times {counts[0]} tokens", f"{counts[1]} tokens")
+        return failed(SEVERAL, "usage counts the tokens of several answers wrong", case)
+    return None
 
 
 def seed_finding(context: Context) -> Finding:

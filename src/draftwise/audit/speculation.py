@@ -9,7 +9,9 @@ from typing import Any
 from draftwise.audit.client import Server
 from draftwise.audit.draft_counts import DraftCounts
 
-# The setting of a request of llama.cpp's server, if it speculates.
+# Engines by the owner of their models, where the two have different names.
+_ENGINES = {"llamacpp": "llama.cpp", "library": "ollama", "me": "llama-cpp-python"}
+# The setting of a request of llama.cpp's server, if it speculates, in versions that have it.
 _LLAMA_CPP = "speculative.n_max"
 
 
@@ -17,7 +19,7 @@ def engine_of(server: Server) -> str:
     """The engine of a server, as far as it can be told."""
     if server.owner in ("", "user", "openai"):
         return "unknown"
-    return {"llamacpp": "llama.cpp", "library": "ollama"}.get(server.owner, server.owner)
+    return _ENGINES.get(server.owner, server.owner)
 
 
 def draft_counts(server: Server) -> DraftCounts | None:

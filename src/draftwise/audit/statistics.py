@@ -6,6 +6,7 @@ a χ² divergence of δ between the two gives Pearson's statistic the noncentral
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 # hide a bias of the others.
 FEWEST_EXPECTED, SMALLEST_SHARE = 10.0, 0.01
 _ACCURACY = 1e-4
+# More answers than this many times those that there are are not worth naming.
+_MOST_TIMES = 1e4
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,35 @@ class Fit:
             bias: total variation.
             level: largest p-value that counts.
         """
+        return self._power(bias, level, 1.0)
+
+    def num_samples_for(self, bias: float, power: float, level: float) -> int | None:
+        """Answers with which a bias is noticed with a probability; ``None`` for no number of them.
+
+        Args:
+            bias: total variation.
+            power: probability of noticing it.
+            level: largest p-value that counts.
+        """
+        low, high = 0.0, 1.0
+        while self._power(bias, level, high) < power:
+            low, high = high, 2 * high
+            if high > _MOST_TIMES:
+                return None
+        while high - low > _ACCURACY * high:
+            middle = (low + high) / 2
+            enough = self._power(bias, level, middle) >= power
+            low, high = (low, middle) if enough else (middle, high)
+        return math.ceil(high * self.num_samples)
+
+    def _power(self, bias: float, level: float, times: float) -> float:
+        """Probability that a bias is noticed with so many times the answers."""
         if self.num_cells < 2:
             return 0.0
-        critical = _quantile(level, self.num_cells - 1, self.noncentrality)
-        shift = 4 * self.power_samples * bias**2
-        return _tail(critical, self.num_cells - 1, self.noncentrality + shift)
+        noncentrality = times * self.noncentrality
+        critical = _quantile(level, self.num_cells - 1, noncentrality)
+        shift = 4 * times * self.power_samples * bias**2
+        return _tail(critical, self.num_cells - 1, noncentrality + shift)
 
     def smallest_bias(self, power: float, level: float) -> float | None:
         """The smallest total variation that is noticed with a probability; ``None`` for none."""

@@ -64,6 +64,7 @@ AUDIT_OPTIONS = Group(
         "max_tokens": Own(),
         "requests": Own(),
         "minutes": Own(),
+        "bias": Own(),
         "concurrency": Own(),
     },
     {"checks": ",".join(CHECKS)},
@@ -154,8 +155,9 @@ def _remarks(audit: Audit) -> Iterator[str]:
     else:
         drafted, accepted = audit.drafts
         yield f"{drafted:,} drafted tokens were verified, {accepted:,} accepted."
-    if audit.sampled is not None and audit.sampled.power():
-        yield audit.sampled.power()
+    power = "" if audit.sampled is None else audit.sampled.power(audit.settings.bias)
+    if power:
+        yield power
 
 
 def _show_case(console: Console, case: Case) -> None:
