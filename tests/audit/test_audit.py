@@ -15,7 +15,7 @@ from draftwise.errors import InvalidParameterError, ServerError
 
 from ..levels import exhaustive_unless
 from .auditing import URL, audited, failures, statuses
-from .table_server import WORDS, TableServer
+from .table_server import WORDS, TableServer, token_ids
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +52,19 @@ def test_the_sampling_ends_when_a_bias_would_be_seen():
     whole, level = result.sampled.whole, result.sampled.level
     needed = whole.num_samples_for(0.1, 0.95, level)
     assert 0.7 * whole.num_samples < needed <= whole.num_samples
+
+
+def test_tokens_are_counted_in_the_form_of_llama_cpp():
+    class LlamaCpp(TableServer):
+        def respond(self, request):
+            if request.url.path == "/tokenize":
+                body = json.loads(request.content)
+                tokens = token_ids(body["content"]) if "content" in body else []
+                return httpx.Response(200, json={"tokens": tokens})
+            return super().respond(request)
+
+    result = audited(LlamaCpp(), checks=("sampling",), requests=4000)
+    assert any("logit bias" in check for check in statuses(result))
 
 
 def test_an_error_that_the_baseline_shares_is_noted():

@@ -171,7 +171,8 @@ class Server:
                 tokens = response.json()["tokens"] if response.is_success else None
             except (httpx.HTTPError, KeyError, ValueError, TypeError):
                 tokens = None
-            if isinstance(tokens, list) and all(type(each) is int for each in tokens):
+            # llama.cpp's server finds no text in vLLM's form, and answers with no tokens.
+            if isinstance(tokens, list) and tokens and all(type(each) is int for each in tokens):
                 return tokens
         return None
 
