@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from draftwise.audit import sampling
 from draftwise.audit.run import audit
 from draftwise.audit.settings import AuditSettings
 from draftwise.serving import link
@@ -71,6 +72,20 @@ def test_draftwise_passes(draft):
     assert not result.abilities.missing()
     # A request with a seed and a draft model may get another text than without drafts.
     assert set(statuses(result).values()) <= {"passed", "noted"}
+
+
+@pytest.mark.exhaustive
+def test_forty_audits_of_draftwise(monkeypatch):
+    """Of forty correct servers, at most one fails at the level of audits outside these tests."""
+    monkeypatch.setattr(sampling, "LEVEL", 0.01)
+    num_failed = 0
+    for draft in DRAFTS.values():
+        with running(draft) as server:
+            for _ in range(10):
+                result = audited(server.url, checks=("sampling",), num_prompts=1)
+                assert result.sampled.tests
+                num_failed += bool(failures(result))
+    assert num_failed <= 1
 
 
 @pytest.mark.exhaustive
