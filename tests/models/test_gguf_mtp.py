@@ -10,6 +10,7 @@ from draftwise.kernels.native import suitability
 from draftwise.kernels.native.library import native_library
 from draftwise.kernels.native.packed import PACKED
 from draftwise.models import loading
+from draftwise.models.heads import mtp
 from draftwise.models.packed_model import LazyEmbedding
 from draftwise.models.segment import Segment
 from draftwise.models.structure import relative_errors
@@ -35,6 +36,7 @@ def models(request):
 def all_are_large(monkeypatch):
     for module in (loading, suitability):
         monkeypatch.setattr(module, "is_large", lambda model: True)
+    monkeypatch.setattr(suitability, "_is_large_head", lambda layers: True)
 
 
 def states_of(main):
@@ -67,7 +69,10 @@ def test_logits_are_those_of_transformers(models, tmp_path):
 
 
 @pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
-def test_blocks_are_kept(models, tmp_path, all_are_large):
+@pytest.mark.parametrize("by", ["kernels", "modules"])
+def test_blocks_are_kept(models, tmp_path, all_are_large, monkeypatch, by):
+    if by == "modules":
+        monkeypatch.setattr(mtp, "_why_modules", lambda model, layer: "a reason")
     architecture, main, layer = models
     tensors = tensors_of(main, layer)
     path = str(write(tmp_path / "a.gguf", architecture, main.config, tensors, Type.Q8_0))
@@ -75,9 +80,12 @@ def test_blocks_are_kept(models, tmp_path, all_are_large):
     target = llm.target.model
     assert target.native.bits == PACKED
     assert torch.equal(logits_of(target, TOKENS, [4, 1, 1, 5, 2]), logits_of(target, TOKENS))
-    assert "blocks of a file" in llm.draft.model.slow_path.reason
-    spec = llm.draft.model._head_forward._spec
-    assert all(each.is_meta for each in spec.layer.parameters() if each.ndim > 1 and len(each) > 4)
+    if by == "kernels":
+        assert llm.draft.model.native.bits == PACKED
+        assert llm.draft.model.slow_path is None
+    else:
+        layer = llm.draft.model._head_forward._spec.layer
+        assert all(each.is_meta for each in layer.parameters() if each.ndim > 1 and len(each) > 4)
     assert llm.draft.num_parameters == exact.draft.num_parameters
     states = states_of(main)
     expected = head_logits(exact, states)

@@ -95,6 +95,16 @@ def why_no_native_head(spec: DecoderSpec) -> str | None:
     return _why_not_large(spec, weight)
 
 
+def packs_head(spec: DecoderSpec) -> bool:
+    """Whether the native kernels compute a head with its stored rows."""
+    library = native_library()
+    if library is None or why_no_native_head(spec) is not None:
+        return False
+    layers = _head_layers(spec)
+    bits = _stored_bits(spec, layers, library, spec.embedding.weight.dtype, _is_large_head(layers))
+    return bits == PACKED
+
+
 def _head_layers(spec: DecoderSpec) -> list[nn.Linear]:
     """The linear layers of a head."""
     assert spec.state_input is not None

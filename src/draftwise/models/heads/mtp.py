@@ -18,6 +18,7 @@ from draftwise.checkpoints.quantization import stored_experts, stored_rows
 from draftwise.checkpoints.support import ATTENTION_NAME, own_failure
 from draftwise.core.formats import MTP_METHOD
 from draftwise.errors import DraftwiseError, UnsupportedModelError
+from draftwise.kernels.native.suitability import packs_head
 from draftwise.models.attention_interface import ShapeProbe, following
 from draftwise.models.decoder_families import mtp_spec, why_not_described_mtp
 from draftwise.models.heads.model import HeadModel
@@ -69,11 +70,12 @@ def load_mtp(target: LoadedModel, name: str, folder: Path | None = None) -> Load
     layer = loaded.layers[0].eval()
     fingerprint = layer_fingerprint(MTP_METHOD, layer)
     why_modules = _why_modules(model, layer)
-    if any(map(_has_blocks, layer.modules())):
-        pack_parts(layer)
-        layer.to(model.dtype)
-    else:
+    if not any(map(_has_blocks, layer.modules())):
         layer.to(model.device, model.dtype)
+    else:
+        if why_modules is not None:
+            pack_parts(layer)
+        layer.to(model.dtype)
     spec = MtpSpec(
         layer,
         loaded.rotary_emb,
@@ -120,11 +122,19 @@ def _read_gguf(file: gguf.GgufFile, model: PretrainedModel, name: str) -> Any:
     keeps_blocks = is_lazy or has_packed_modules(module)
     try:
         loaded: Any = gguf.load_mtp(file, module, model.dtype, keeps_blocks)
-        if keeps_blocks and not can_pack_modules(loaded.layers[0]):
+        if keeps_blocks and not _computes_blocks(model, loaded):
             loaded = gguf.load_mtp(file, module, model.dtype, False)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(_ROLE, error.message) from error
     return loaded
+
+
+def _computes_blocks(model: PretrainedModel, loaded: Any) -> bool:
+    """Whether a layer is computed with the blocks of its file, by the kernels or by modules."""
+    layer = loaded.layers[0]
+    if _why_modules(model, layer) is None:
+        return packs_head(mtp_spec(model.module, layer, loaded.rotary_emb))
+    return can_pack_modules(layer)
 
 
 def _has_blocks(module: nn.Module) -> bool:
@@ -143,8 +153,6 @@ def _why_modules(model: PretrainedModel, layer: Any) -> str | None:
     """Why transformers' modules compute an MTP layer, as a clause; ``None`` for the kernels."""
     if model.native is None:
         return "it is a layer of its target, which PyTorch's operations compute"
-    if any(map(_has_blocks, layer.modules())):
-        return "its weights are blocks of a file, which are multiplied one by one"
     return why_not_described_mtp(model.module, layer)
 
 
