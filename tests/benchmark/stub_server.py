@@ -48,6 +48,7 @@ class StubServer:
         self.answer = answer or (lambda body: http(PLAIN))
         self.refuses, self.metrics, self.settings, self.owner = refuses, metrics, settings, owner
         self.bodies, self.most_at_once, self._at_once = [], 0, 0
+        self._connections = {}
         self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="stub")
 
@@ -72,8 +73,22 @@ class StubServer:
         self._ready.set()
         async with server:
             await self._stop.wait()
+        # Connections that clients left are closed before the loop is.
+        for writer in self._connections.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._connections)
 
     async def _connected(self, reader, writer):
+        self._connections[asyncio.current_task()] = writer
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            del self._connections[asyncio.current_task()]
+
+    async def _answer(self, reader, writer):
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             method, path, _ = head.split("\r\n")[0].split(" ")
@@ -83,7 +98,6 @@ class StubServer:
                 writer.write(piece)
                 await writer.drain()
                 await asyncio.sleep(0)
-        writer.close()
 
     async def _pieces(self, path, body):
         if path == "/v1/models":
