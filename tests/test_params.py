@@ -99,7 +99,6 @@ BAD_SPECULATION = {
     "verification": ["", "tokens", None, 1, ["block"], np.array(["block", "token"])],
     "proposals": ["", "greedy", 1, ["sampled"], np.array(["one-hot", "sampled"])],
     "method": ["", "draft_model", "eagle2", 3, ["eagle"], np.array(["eagle", "eagle3"])],
-    "draft_vocab_size": [0, -1, 1.5, "9", True],
 }
 GOOD_SPECULATION = {
     "draft": [None, "suffix", "zoo:draft", "/a/b", "/a,b", ("suffix", "zoo:draft")],
@@ -118,7 +117,6 @@ GOOD_SPECULATION = {
     "verification": ["block", "token"],
     "proposals": [None, "one-hot", "sampled"],
     "method": [None, "eagle", "eagle3", "dflash", "dspark"],
-    "draft_vocab_size": [None, 1, 32768],
 }
 
 

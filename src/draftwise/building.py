@@ -110,8 +110,7 @@ class EngineBuilder:
         self._on_status = on_status or _ignore_status
         self._options, self._parallel = options, parallel
         # Models that some engine still uses, and measured latencies.
-        self._loaded: WeakValueDictionary[tuple[str, int | None], LoadedModel]
-        self._loaded = WeakValueDictionary()
+        self._loaded: WeakValueDictionary[str, LoadedModel] = WeakValueDictionary()
         self._measured: dict[tuple[str | int, ...], LatencyModel] = {}
 
     @cached_property
@@ -194,12 +193,10 @@ class EngineBuilder:
         draft = companion = None
         needs_draft = policy_class(speculation.policy_name).needs_draft
         draft_name, name = draft_model_name(speculation), speculation.companion
-        if draft_name is None and speculation.draft_vocab_size is not None:
-            raise InvalidParameterError("draft_vocab_size", "needs a draft model; leave it out")
         if needs_draft and draft_name is not None:
             if speculation.method is not None and not drafts_with_mtp(draft_name):
                 check_head_kind(draft_name, speculation.method)
-            draft = self._small_model(draft_name, "draft", speculation.draft_vocab_size)
+            draft = self._small_model(draft_name, "draft")
         if speculation.companion_quantization is not None:
             if draft_name is None:
                 raise InvalidParameterError("companion", f"{name!r} needs a draft model")
@@ -209,9 +206,9 @@ class EngineBuilder:
         check_exits(draft, companion)
         return Models(self.target, draft, companion)
 
-    def _small_model(self, name: str, role: str, num_tokens: int | None = None) -> LoadedModel:
+    def _small_model(self, name: str, role: str) -> LoadedModel:
         """Load a draft or a companion, unless an engine uses it already."""
-        found = self._loaded.get((name, num_tokens))
+        found = self._loaded.get(name)
         if found is None:
             target = self.target
             # An exit is checked by passes of the target, which other engines may be using.
@@ -219,22 +216,16 @@ class EngineBuilder:
                 found = load_exit(name, role, target)
             if found is None and role == "draft":
                 found = self._load_mtp(name) or self._load_head(name)
-            if found is not None and num_tokens is not None:
-                raise InvalidParameterError(
-                    "draft_vocab_size", f"{name!r} is a part of the target; leave it out"
-                )
             if found is None:
                 # Its context may be shorter; no tokens are drafted beyond it.
-                model = self._load(name, role, target.max_model_len, num_tokens)
+                model = self._load(name, role, target.max_model_len)
                 found = match_vocabulary(target, model, role)
-            self._loaded[name, num_tokens] = found
+            self._loaded[name] = found
         if role != "draft" and isinstance(found.model, DraftHead):
             raise _is_a_head(name, role)
         return found
 
-    def _load(
-        self, name: str, role: str, context: int | None, num_tokens: int | None = None
-    ) -> LoadedModel:
+    def _load(self, name: str, role: str, context: int | None) -> LoadedModel:
         plain = split_name(name)[0]
         if is_bundled_or_local_head(plain, role):
             raise _is_a_head(plain, role)
@@ -253,7 +244,6 @@ class EngineBuilder:
                 context,
                 self._trust_remote_code,
                 may_be_shorter=role != "target",
-                num_tokens=num_tokens,
             )
         _warn_of_slow_path(loaded, role)
         _log(loaded, role)
@@ -286,8 +276,7 @@ class EngineBuilder:
             with self.turns:
                 return load_latency(speculation.latency_profile, models)
         names = tuple(m.name for m in (models.draft, models.companion) if m is not None)
-        sizes = speculation.draft_vocab_size or 0, speculation.num_speculative_tokens
-        key: tuple[str | int, ...] = (*names, *sizes)
+        key: tuple[str | int, ...] = (*names, speculation.num_speculative_tokens)
         if key not in self._measured:
             self._on_status("measuring latencies on this machine")
             with self.turns:

@@ -134,9 +134,6 @@ class SpeculationConfig:
             tokens (``"one-hot"``), or tokens drawn from its distributions (``"sampled"``); ``None``
             for the first if the tokens of a block are independent of each other, and the second
             otherwise. Both are lossless.
-        draft_vocab_size: number of tokens that a draft model proposes, the first ones of its
-            vocabulary; ``None`` for all. It still reads all tokens, and is faster with fewer logits
-            to compute.
         method: kind of head that the draft must be, ``"eagle"``, ``"eagle3"``, ``"dflash"`` or
             ``"dspark"``, as vLLM names it; ``None`` for any draft. Draftwise recognises heads by
             their files.
@@ -161,7 +158,6 @@ class SpeculationConfig:
     guard: bool = True
     proposals: str | None = None
     method: str | None = None
-    draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         # MTP is refused when the target is known, with what its files say of it.
@@ -186,9 +182,6 @@ class SpeculationConfig:
             remember_outputs=boolean("remember_outputs", self.remember_outputs),
             guard=boolean("guard", self.guard),
         )
-        if self.draft_vocab_size is not None:
-            size = integer("draft_vocab_size", self.draft_vocab_size, 1)
-            set_fields(self, draft_vocab_size=size)
         if self.policy is not None:
             text_name("policy", self.policy, "policy")
         for name, kind in (

@@ -110,7 +110,7 @@ def output(*tokens, num_accepted=1):
 )
 def test_the_verdict_comes_last(screen, seconds, texts, verdict):
     model = SimpleNamespace(dtype=torch.float32, native=None)
-    target = SimpleNamespace(name="target", num_parameters=1e6, model=model, num_tokens=None)
+    target = SimpleNamespace(name="target", num_parameters=1e6, model=model)
     llm = SimpleNamespace(
         target=target, draft=None, companion=None, draft_names=(), speculation=None
     )

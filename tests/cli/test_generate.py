@@ -263,12 +263,6 @@ def test_chat_template_from_a_file(command, tmp_path):
     assert "error --chat-template: " in error
 
 
-def test_the_summary_names_a_part_of_a_vocabulary(command):
-    status, out, _ = command("generate", "abc", "--draft-vocab-size", "200", "--max-tokens", "4")
-    assert status == 0
-    assert "proposes its first 200 tokens" in " ".join(out.split())
-
-
 def test_chats_are_titled_by_their_message(command, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("system\n{% for message in messages %}head {{ message.content }}{% endfor %}")

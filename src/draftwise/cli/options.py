@@ -50,7 +50,6 @@ SPECULATION_OPTIONS = Group(
         "tree_width": Own(),
         "verification": Own(kind=str),
         "proposals": Own(kind=str),
-        "draft_vocab_size": Own(),
         "guard": Own(),
         "lenience": Own(
             "Values below 1 accept more tokens; the output is then not lossless. "

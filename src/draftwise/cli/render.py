@@ -169,8 +169,6 @@ def _model(model: LoadedModel) -> str:
     kind = str(model.model.dtype).removeprefix("torch.")
     if native is not None and native.has_quantized_weights:
         kind = "quantised"
-    if model.num_tokens is not None:
-        kind += f", proposes its first {model.num_tokens:,} tokens"
     return f"{model.name} ({model.num_parameters / 1e6:.1f} M parameters, {kind})"
 
 

@@ -330,7 +330,7 @@ class CachedModel:
 
     def _readable(self, tokens: Sequence[int]) -> Sequence[int]:
         """Replace tokens beyond this model's vocabulary by token 0."""
-        size = self.model.num_readable
+        size = self.model.vocab_size
         if size >= self.vocab_size:
             return tokens
         return [token if token < size else 0 for token in tokens]

@@ -118,11 +118,7 @@ def _expanded(stored: Sequence[StoredRows]) -> Tensor:
 
 
 def _rows(parameter: nn.Parameter, stored: Sequence[StoredRows], tokens: Tensor) -> nn.Parameter:
-    """Some rows of a parameter, whose weight may be quantised, or stored in parts.
-
-    A projection may have rows for the first tokens only.
-    """
-    tokens = tokens[tokens < len(parameter)]
+    """Some rows of a parameter, whose weight may be quantised, or stored in parts."""
     if stored:
         ends = torch.tensor([len(part) for part in stored]).cumsum(0)
         starts = [0, *ends[:-1].tolist()]

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from draftwise.checkpoints import gguf
 from draftwise.checkpoints.fingerprint import model_fingerprint
-from draftwise.checkpoints.first_tokens import keep_first_tokens
 from draftwise.checkpoints.hub import cached_config, has_tokenizer
 from draftwise.checkpoints.other_drafts import refuse_other_draft_in
 from draftwise.checkpoints.quantization import (
@@ -64,7 +63,6 @@ class LoadedModel:
         translator: translates the target's tokens; ``None`` if the model has the same ones.
         trust_remote_code: whether code that comes with the model was allowed to run.
         gguf: the GGUF file that it was loaded from; ``None`` for another source.
-        num_tokens: number of its first tokens that it proposes; ``None`` for all.
     """
 
     name: str
@@ -77,7 +75,6 @@ class LoadedModel:
     translator: TokenTranslator | None = None
     trust_remote_code: bool = False
     gguf: gguf.GgufFile | None = None
-    num_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,6 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
     may_be_shorter: bool = False,
-    num_tokens: int | None = None,
 ) -> LoadedModel:
     """Load a model that the engine can serve.
 
@@ -145,15 +141,13 @@ def load_model(
         max_model_len: longest context to serve; ``None`` for the model's own.
         trust_remote_code: whether to run code that comes with the model.
         may_be_shorter: whether to serve the model's own context if ``max_model_len`` is longer.
-        num_tokens: number of its first tokens that it proposes; ``None`` for all.
 
     Raises:
         ModelNotFoundError: the name or its safetensors weights are not found, or the hub cannot be
             reached and the model is not in the local cache.
         UnsupportedModelError: the architecture or a setting is not supported, or a GGUF file is
             damaged.
-        InvalidParameterError: the packages that read GGUF files are not installed, or the model has
-            no more tokens than ``num_tokens``.
+        InvalidParameterError: the packages that read GGUF files are not installed.
     """
     limit_kernel_cache()
     name, quantization = split_name(name)
@@ -174,12 +168,10 @@ def load_model(
         tokenizer = _load_tokenizer(source)
         # The configuration of a GGUF file already has all of its end tokens.
         end_tokens = _eos_token_ids(model, None if source.gguf else tokenizer)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    if num_tokens is not None:
-        keep_first_tokens(model, num_tokens, role)
     fingerprint = model_fingerprint(model, quantization)
     if not has_stored_weights(model):
         model.to(device)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if quantization is not None:
         quantize_linear_layers(model, quantization)
         if device.type == "cpu":
@@ -194,7 +186,6 @@ def load_model(
         fingerprint,
         trust_remote_code=trust_remote_code,
         gguf=source.gguf,
-        num_tokens=num_tokens,
     )
 
 

@@ -48,10 +48,6 @@ class LazyEmbedding:
         self._stored = stored
         self.dtype, self.device = dtype, torch.device("cpu")
 
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return sum(map(len, self._stored))
-
     def expanded(self) -> Tensor:
         """``[tokens, size]``."""
         return self._numbers(self._stored)
@@ -130,11 +126,6 @@ class PackedModel:
     def embedding_as_stored(self) -> Tensor | LazyEmbedding:
         """As :attr:`embedding`, but in the blocks of a file where the model keeps them."""
         return self._embedding
-
-    @property
-    def num_readable(self) -> int:
-        """Number of tokens that it can read; it may have logits of fewer."""
-        return len(self._embedding)
 
     @property
     def embedding(self) -> Tensor:

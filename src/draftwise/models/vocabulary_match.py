@@ -5,11 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-from draftwise.errors import (
-    InvalidParameterError,
-    VocabularyMismatchError,
-    VocabularyWarning,
-)
+from draftwise.errors import VocabularyMismatchError, VocabularyWarning
 from draftwise.models.loading import LoadedModel
 from draftwise.models.vocabulary_map import (
     TokenTranslator,
@@ -34,28 +30,20 @@ def match_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> Load
         The draft or companion, with a translator if it needs one.
 
     Raises:
-        InvalidParameterError: a draft with another vocabulary proposes its first tokens only.
         VocabularyMismatchError: the vocabularies have no token in common, or they differ and a
             model has no tokenizer to compare them by.
     """
     sizes = target.model.vocab_size, draft.model.vocab_size
     if target.tokenizer is None or draft.tokenizer is None:
-        num_tokens = draft.model.num_readable
-        if sizes[0] != num_tokens:
+        if sizes[0] != sizes[1]:
             raise VocabularyMismatchError(
                 role,
-                f"{draft.name!r} has {num_tokens} tokens and the target {target.name!r} has "
+                f"{draft.name!r} has {sizes[1]} tokens and the target {target.name!r} has "
                 f"{sizes[0]}; without a tokenizer, the two must share a vocabulary",
             )
         return draft
     if is_same_vocabulary(target.tokenizer, draft.tokenizer):
         return draft
-    if draft.num_tokens is not None:
-        raise InvalidParameterError(
-            "draft_vocab_size",
-            f"{draft.name!r} has another vocabulary than the target {target.name!r}, and "
-            "proposes shared tokens only; leave it out",
-        )
     translator = TokenTranslator(target.tokenizer, draft.tokenizer, *sizes)
     if not len(translator.vocabulary):
         raise VocabularyMismatchError(

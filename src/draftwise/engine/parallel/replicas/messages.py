@@ -29,7 +29,6 @@ class ModelSpec:
         dtype: data type of its weights.
         max_model_len: maximum context length, in tokens.
         trust_remote_code: whether code from the model's repository may run.
-        num_tokens: number of its first tokens that it proposes; ``None`` for all.
     """
 
     name: str
@@ -37,7 +36,6 @@ class ModelSpec:
     dtype: torch.dtype
     max_model_len: int
     trust_remote_code: bool
-    num_tokens: int | None = None
 
     @classmethod
     def of(cls, loaded: LoadedModel, role: str) -> ModelSpec:
@@ -48,7 +46,6 @@ class ModelSpec:
             loaded.model.dtype,
             loaded.max_model_len,
             loaded.trust_remote_code,
-            loaded.num_tokens,
         )
 
     def load(self, device: torch.device) -> LoadedModel:
@@ -61,7 +58,6 @@ class ModelSpec:
             self.max_model_len,
             self.trust_remote_code,
             may_be_shorter=True,
-            num_tokens=self.num_tokens,
         )
 
 
