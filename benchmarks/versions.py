@@ -11,7 +11,8 @@ takes. Before each cell the policies forget what they have learnt, so that witho
 ``--warm-up-turns`` the first turn is a cold start.
 
 Each version is a process of its own, which keeps its models loaded, and one process works at a
-time. Each round starts new processes, because processes of one version differ by some per cent.
+time. Its contenders share the target's weights. Each round starts new processes, because processes
+of one version differ by some per cent.
 A contender is a policy with its draft length: ``adaptive:7``, or ``fixed:7-unguarded`` without the
 guard. Both versions must have the public interface that this script uses.
 """
@@ -69,7 +70,9 @@ class Answering:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
-        self.llms = {each: self._load(each) for each in arguments.contenders}
+        self.llms: dict[str, Any] = {}
+        for each in arguments.contenders:
+            self.llms[each] = self._load(each)
         self.prompts: dict[str, list[Any]] = {}
 
     def _load(self, contender: str) -> Any:
@@ -87,6 +90,11 @@ class Answering:
                 num_speculative_tokens=int(length),
                 **({"guard": False} if unguarded else {}),
             )
+        # All share the target's weights: their place in memory changes the time of a pass by some
+        # per cent. An old version may not share them.
+        first = next(iter(self.llms.values()), None)
+        if hasattr(first, "with_speculation"):
+            return first.with_speculation(speculation)
         # Prompts may come again. An old version may have no prefix caching.
         has_prefixes = "enable_prefix_caching" in signature(LLM).parameters
         return LLM(

@@ -22,7 +22,7 @@ __all__ = [
     "SpeculationConfig",
     "StructuredOutputs",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 set_defaults()
 
