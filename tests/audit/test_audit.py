@@ -213,6 +213,17 @@ def test_a_law_that_the_baseline_does_not_follow_is_not_used():
     assert "the exact distribution," in details["sampling, temperature 1"]
 
 
+def test_filters_that_a_server_applies_by_default_are_switched_off():
+    class Defaults(TableServer):
+        def answer(self, body):
+            return super().answer({"top_p": 0.7, **body})
+
+    result = audited(Defaults())
+    assert not failures(result)
+    details = {f.check: f.detail for f in result.findings}
+    assert "the exact distribution," in details["sampling, temperature 1"]
+
+
 def test_a_server_that_drafts_nothing_is_not_audited():
     result = audited(TableServer(num_drafted=0), requests=3000)
     assert not failures(result)

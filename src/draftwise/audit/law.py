@@ -43,12 +43,13 @@ class Sampling:
     bias_ids: Mapping[int, float] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a request with this setting that differ from the defaults."""
-        fields: dict[str, Any] = {"temperature": self.temperature}
+        """The fields of a request with this setting.
+
+        ``top_p`` is always one of them: llama.cpp's server applies 0.95 without it.
+        """
+        fields: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
         if self.top_k:
             fields["top_k"] = self.top_k
-        if self.top_p < 1:
-            fields["top_p"] = self.top_p
         for name in ("presence_penalty", "frequency_penalty"):
             if getattr(self, name):
                 fields[name] = getattr(self, name)
