@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from ..tiny_mtp import random_layer
+from .gguf_files.writing import save
 from .passes import random_model
 
 SIZES = {
@@ -208,8 +209,5 @@ def write(path, architecture, config, tensors, blocks=None, **keys):
             writer.add_tensor(name, numbers)
         else:
             writer.add_tensor(name, gguf.quants.quantize(numbers, blocks), raw_dtype=blocks)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path

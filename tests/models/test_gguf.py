@@ -19,6 +19,7 @@ from draftwise.models.segment import Segment
 
 from ..refusals import error_of
 from ..tiny_models import Recipe
+from .gguf_files.writing import save
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "tie_word_embeddings": False}
@@ -89,10 +90,7 @@ def write_gguf(
             )
         for name, module in NORMS.items():
             add(f"blk.{layer}.{name}.weight", f"model.layers.{layer}.{module}.weight")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 

@@ -266,11 +266,12 @@ def packed_rows(lengths: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         Request ``[rows]`` and position ``[rows]``, where position 0 is the first drafted token.
     """
     # repeat_interleave would wake PyTorch's threads, which take the cores from the native kernels.
-    ends = (lengths + 1).cumsum(dim=0)
+    first = _first_rows(lengths)
+    ends = first + lengths + 1
     is_end = torch.zeros(num_rows + 1, dtype=torch.long, device=lengths.device)
     owner = is_end.index_add_(0, ends, torch.ones_like(ends)).cumsum(dim=0)[:-1]
     row = torch.arange(num_rows, device=lengths.device)
-    return owner, row - _first_rows(lengths)[owner]
+    return owner, row - first[owner]
 
 
 def _verified_rows(lengths: Tensor, width: int, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gguf
 
-from .writing import byte_texts
+from .writing import byte_texts, save
 
 TEXTS = (
     "Hello world, this is a test of words.",
@@ -106,8 +106,5 @@ def make_vocabulary(name: str, path: str | Path) -> Path:
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(len(texts) - 1)
     writer.add_eos_token_id(len(texts) - 1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return Path(path)

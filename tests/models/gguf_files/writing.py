@@ -137,11 +137,16 @@ def make(
                 writer.add_tensor(name, numbers.astype(np.float16))
             else:
                 writer.add_tensor(name, gguf.quants.quantize(numbers, blocks), raw_dtype=blocks)
+    save(writer)
+    return Path(path)
+
+
+def save(writer: gguf.GGUFWriter) -> None:
+    """Write the file of a writer."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return Path(path)
 
 
 def _is_whole(name: str) -> bool:

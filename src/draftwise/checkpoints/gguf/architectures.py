@@ -8,7 +8,7 @@ reason. Any other key, and any other tensor, is refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.checkpoints.gguf import delta_net
@@ -130,6 +130,23 @@ _LLAMA_UNREAD = {
 }
 _EXPERTS_UNREAD = {"expert_weights_norm": _ROUTING, "expert_weights_scale": _ROUTING}
 
+_QWEN35 = Architecture(
+    "qwen3_5_text",
+    delta_net.qwen35,
+    names.QWEN35,
+    rotates_part=True,
+    has_free_heads=True,
+    adds_one=True,
+    joined_by=delta_net.in_turn,
+    has_mtp=True,
+)
+_QWEN35_MOE = replace(
+    _QWEN35,
+    model_type="qwen3_5_moe_text",
+    settings=delta_net.qwen35moe,
+    ignored=_EXPERTS_UNREAD,
+    joined=names.EXPERTS,
+)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         "llama",
@@ -189,39 +206,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         has_free_heads=True,
         joined=names.EXPERTS,
     ),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        delta_net.qwen35,
-        names.QWEN35,
-        rotates_part=True,
-        has_free_heads=True,
-        adds_one=True,
-        joined_by=delta_net.in_turn,
-        has_mtp=True,
-    ),
-    "qwen35moe": Architecture(
-        "qwen3_5_moe_text",
-        delta_net.qwen35moe,
-        names.QWEN35,
-        ignored=_EXPERTS_UNREAD,
-        rotates_part=True,
-        has_free_heads=True,
-        adds_one=True,
-        joined=names.EXPERTS,
-        joined_by=delta_net.in_turn,
-        has_mtp=True,
-    ),
-    "qwen3next": Architecture(
-        "qwen3_next",
-        delta_net.qwen3next,
-        names.QWEN35,
-        ignored=_EXPERTS_UNREAD,
-        rotates_part=True,
-        has_free_heads=True,
-        adds_one=True,
-        joined=names.EXPERTS,
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35_MOE,
+    "qwen3next": replace(
+        _QWEN35_MOE,
+        model_type="qwen3_next",
+        settings=delta_net.qwen3next,
         joined_by=delta_net.in_groups,
-        has_mtp=True,
     ),
     "gemma": Architecture("gemma", gemmas.gemma, has_free_heads=True, head=False, adds_one=True),
     "gemma2": Architecture(
