@@ -73,10 +73,13 @@ class StubServer:
         self._ready.set()
         async with server:
             await self._stop.wait()
-        # Connections that clients left are closed before the loop is.
-        for writer in self._connections.values():
-            writer.transport.abort()
-        await asyncio.gather(*self._connections)
+            # Connections that clients left are closed before the server is, which would leave
+            # those open that it has just accepted.
+            await asyncio.sleep(0)
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for writer in self._connections.values():
+                    writer.transport.abort()
+                await asyncio.wait(others, timeout=0.01)
 
     async def _connected(self, reader, writer):
         self._connections[asyncio.current_task()] = writer
