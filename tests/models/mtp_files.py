@@ -71,10 +71,10 @@ _NAMES = {
 }
 
 
-def build(architecture):
+def build(architecture, **changes):
     """A random model and its ``MtpModel``, as transformers computes them."""
     family, settings = ARCHITECTURES[architecture]
-    main = random_model(family, **SIZES, **settings)
+    main = random_model(family, **SIZES, **settings, **changes)
     main.config.num_mtp_layers, main.config.mtp_layer_types = 1, ["full_attention"]
     return main, random_layer(main)
 

@@ -68,6 +68,20 @@ def test_logits_are_those_of_transformers(models, tmp_path):
     assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
 
 
+def test_heads_may_be_rotated_as_a_whole(tmp_path):
+    """The configurations of these families rotate a quarter if they are not told otherwise."""
+    rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    main, layer = build("qwen35", rope_parameters=rotary)
+    keys = {"rope.dimension_count": 32, "rope.dimension_sections": [6, 5, 5, 0]}
+    path = write(tmp_path / "a.gguf", "qwen35", main.config, tensors_of(main, layer), **keys)
+    llm = LLM(str(path), MTP, dtype="float32")
+    with torch.inference_mode():
+        expected = main(torch.tensor([TOKENS])).logits[0]
+    assert relative_errors(logits_of(llm.target.model, TOKENS), expected).max() < 1e-4
+    expected = expected_logits(main, layer, TOKENS)
+    assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
+
+
 @pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 @pytest.mark.parametrize("by", ["kernels", "modules"])
 def test_blocks_are_kept(models, tmp_path, all_are_large, monkeypatch, by):

@@ -130,7 +130,8 @@ def _settings(
     else:
         inner = own.get("moe_intermediate_size")
         settings["intermediate_size"] = metadata.count("feed_forward_length", inner)
-    if rotated != head_size:
+    # Configurations of such families have a share of their own where none is given.
+    if architecture.rotates_part:
         share = _share(rotated, head_size)
         settings["rope_parameters"]["partial_rotary_factor"] = share
         settings["partial_rotary_factor"] = share  # where older versions of transformers look
