@@ -16,7 +16,7 @@ import draftwise
 import warnings
 from draftwise import LLM, SamplingParams
 warnings.simplefilter("ignore", draftwise.errors.SlowPathWarning)
-llm = LLM({target!r}, {{"draft": "zoo:draft", "companion": {companion!r}}})
+llm = LLM({target!r}, {{"draft": {draft!r}, "companion": {companion!r}}})
 llm.generate("def f(x):", SamplingParams(max_tokens=3))
 try:
     llm.generate("a b " * 3000)
@@ -26,14 +26,16 @@ except draftwise.errors.PromptError:
 
 
 @pytest.mark.parametrize(
-    ("before", "target", "companion"),
+    ("before", "target", "draft", "companion"),
     [
-        ("import transformers", "zoo:target:int8", None),
-        ("from transformers import AutoModelForCausalLM", "zoo:target", "draft:int4"),
+        ("import transformers", "zoo:target:int8", "zoo:draft", None),
+        ("from transformers import AutoModelForCausalLM", "zoo:target", "zoo:draft", "draft:int4"),
+        ("", "zoo:hybrid", "mtp", None),
     ],
 )
-def test_nothing_is_written_to_the_terminal(before, target, companion):
-    program = PROGRAM.format(before=before, target=target, companion=companion)
+def test_nothing_is_written_to_the_terminal(before, target, draft, companion):
+    names = {"target": target, "draft": draft, "companion": companion}
+    program = PROGRAM.format(before=before, **names)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

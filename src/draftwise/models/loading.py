@@ -176,9 +176,11 @@ def load_model(
         quantize_linear_layers(model, quantization)
         if device.type == "cpu":
             expand_weights(model)
+    with quiet_transformers():
+        pretrained = PretrainedModel(model, role, context)
     return LoadedModel(
         loaded_name(name, quantization),
-        PretrainedModel(model, role, context),
+        pretrained,
         tokenizer,
         context,
         end_tokens,

@@ -15,6 +15,7 @@ from draftwise.checkpoints.heads.origin import warn_of_other_target
 from draftwise.checkpoints.mtp import no_mtp
 from draftwise.checkpoints.mtp_folder import MtpTarget, check_mtp_folder
 from draftwise.checkpoints.quantization import stored_experts, stored_rows
+from draftwise.checkpoints.quiet import quiet_transformers
 from draftwise.checkpoints.support import ATTENTION_NAME, own_failure
 from draftwise.core.formats import MTP_METHOD
 from draftwise.errors import DraftwiseError, UnsupportedModelError
@@ -193,7 +194,7 @@ def read_mtp(module: Any, name: str, folder: Path | None = None) -> Any:
     own = module.config.name_or_path
     try:
         module.config.name_or_path = own if folder is None else str(folder)
-        with torch.no_grad():
+        with torch.no_grad(), quiet_transformers():
             loaded = MtpModel.from_pretrained(module)
     except Exception as error:  # the library raises anything where weights are missing
         raise UnsupportedModelError(
