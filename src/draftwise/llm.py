@@ -20,8 +20,8 @@ from draftwise.engine.parallel.build import ParallelOptions
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.loading import save_corpus
 from draftwise.errors import ClosedError, DraftwiseError
-from draftwise.models.host_memory import return_free_memory
 from draftwise.models.loading import LoadedModel
+from draftwise.models.memory import return_free_memory
 from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize

@@ -9,9 +9,9 @@ from draftwise import SamplingParams
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.errors import NumericalError
 from draftwise.models.loading import load_model
+from draftwise.models.memory import fetch, upload
 from draftwise.models.segment import Segment
 from draftwise.models.static_steps import LARGEST_STEP, StepMode, step_size
-from draftwise.models.transfer import fetch, upload
 
 from ..engine.assembly import generate, token_ids
 from ..tiny_models import Recipe

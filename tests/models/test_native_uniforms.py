@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftwise.core import random
 from draftwise.kernels.native.library import kernel_in_use
-from draftwise.kernels.native.uniforms import step_uniforms
+from draftwise.kernels.native.sampling import step_uniforms
 
 pytestmark = pytest.mark.skipif(
     kernel_in_use() != "native", reason="no native kernels on this machine"

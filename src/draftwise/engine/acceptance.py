@@ -25,7 +25,7 @@ from draftwise.engine.tree_acceptance import accept_trees
 from draftwise.kernels.native.acceptance import accept as native_accept
 from draftwise.kernels.native.library import library_for
 from draftwise.kernels.native.sampling import greedy_tokens as native_greedy_tokens
-from draftwise.models.transfer import fetch, upload
+from draftwise.models.memory import fetch, upload
 
 
 class Acceptance:

@@ -15,7 +15,6 @@ from draftwise.engine.companion import Companion, CompanionModel, SeveralCompani
 from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.mapped_model import new_cached_model
 from draftwise.engine.oracle import TargetOracle
-from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.prefix_cache import PrefixCache
 from draftwise.engine.proposers import (
     Proposer,
@@ -27,6 +26,7 @@ from draftwise.engine.proposers.by_name import PROPOSERS, model_free_proposers
 from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.scheduler import Scheduler
+from draftwise.engine.step import SpeculationPipeline
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
 from draftwise.engine.verification import TargetVerifier

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwise.core.random import StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.engine.request import Request
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 from draftwise.params import SamplingParams
 from draftwise.policies.inputs import RequestState
 

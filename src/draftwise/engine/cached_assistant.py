@@ -13,7 +13,7 @@ from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
 from draftwise.models.heads.assistant import AssistantModel, Span
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 
 
 class _NewestState(NamedTuple):

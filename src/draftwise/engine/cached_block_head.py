@@ -13,8 +13,8 @@ from draftwise.engine.request import Request
 from draftwise.models.heads.block_forward import BlockOutput
 from draftwise.models.heads.block_model import BlockHeadModel
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.memory import upload
 from draftwise.models.segment import Segment
-from draftwise.models.transfer import upload
 
 
 class _Blocks(Predicted):

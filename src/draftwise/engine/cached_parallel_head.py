@@ -12,8 +12,8 @@ from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.cached_model import ForwardInput
 from draftwise.engine.one_pass_head import OnePassHead, Predicted
 from draftwise.models.heads.parallel_model import ParallelHeadModel
+from draftwise.models.memory import upload
 from draftwise.models.segment import Segment
-from draftwise.models.transfer import upload
 
 
 class CachedParallelHead(OnePassHead, CachedHead):

@@ -24,7 +24,7 @@ from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
 from draftwise.kernels.native import sampling as native
 from draftwise.kernels.native.library import library_for
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 
 
 class Companion(FollowsRequests, Protocol):

@@ -17,10 +17,9 @@ from draftwise.engine.assembly import Assembly, EngineOptions, Models
 from draftwise.engine.batch import Batch
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.engine.logprobs import token_logprobs
-from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.prefix_cache import PrefixStats
 from draftwise.engine.request import Request, check_params, check_prompt
-from draftwise.engine.step import CostLearner, PreparedStep, Step, Stopwatch
+from draftwise.engine.step import CostLearner, PreparedStep, SpeculationPipeline, Step, Stopwatch
 from draftwise.engine.turns import Turns
 from draftwise.engine.verification import Verified
 from draftwise.errors import ClosedError, DraftwiseError, EngineError, InvalidParameterError

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwise.core.types import Outcome, Plan
 from draftwise.engine.batch import Batch
-from draftwise.models.transfer import fetch, upload
+from draftwise.models.memory import fetch, upload
 from draftwise.outputs import TokenLogprobs
 
 # Rows of logits that are converted to float32 at once, to bound memory.

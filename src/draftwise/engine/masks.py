@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwise.engine.matcher import token_bits
 from draftwise.engine.request import Request
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 
 
 def next_masks(

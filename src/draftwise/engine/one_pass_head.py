@@ -11,7 +11,7 @@ from draftwise.engine.cached_draft_head import CachedDraftHead
 from draftwise.engine.cached_model import ForwardInput
 from draftwise.models.heads.draft_head import DraftHead
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 
 
 class Predicted:

@@ -19,7 +19,7 @@ from draftwise.errors import (
     EngineError,
     NumericalError,
 )
-from draftwise.kernels.native.uniforms import step_uniforms
+from draftwise.kernels.native.sampling import step_uniforms
 from draftwise.models.kv_cache import KVCache
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 

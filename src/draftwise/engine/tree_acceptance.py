@@ -24,7 +24,7 @@ from draftwise.engine.masks import next_masks
 from draftwise.engine.tree_paths import accepted_nodes, path_rows
 from draftwise.kernels.native import trees as native
 from draftwise.kernels.native.library import library_for
-from draftwise.models.transfer import fetch, upload
+from draftwise.models.memory import fetch, upload
 
 
 class _Rows(NamedTuple):

@@ -18,9 +18,9 @@ from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import as_chains
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KeptPath, KVCache
+from draftwise.models.memory import upload
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.segment import Segment
-from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_after
 
 if TYPE_CHECKING:

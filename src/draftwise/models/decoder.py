@@ -21,9 +21,9 @@ from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.memory import upload
 from draftwise.models.norm import Norm
 from draftwise.models.packing import PackedBatch
-from draftwise.models.transfer import upload
 
 if TYPE_CHECKING:
     from draftwise.models.fused_layers import FusedLayers

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwise.core.random import StageUniforms
 from draftwise.core.types import Draft, DraftSignals
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 
 
 class _Distributions:

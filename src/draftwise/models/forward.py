@@ -21,10 +21,10 @@ from draftwise.models.decoder_families import (
 )
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap, tapped_modules
+from draftwise.models.memory import upload
 from draftwise.models.module_parts import ModuleParts
 from draftwise.models.packed_modules import has_packed_modules
 from draftwise.models.packing import PackedBatch
-from draftwise.models.transfer import upload
 
 
 class ForwardPass(Protocol):

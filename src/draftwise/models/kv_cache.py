@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from draftwise.errors import CacheExhaustedError
-from draftwise.models.host_memory import cache_zeros
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.memory import cache_zeros
 from draftwise.models.recurrent.cache import RecurrentCache
 from draftwise.models.recurrent.shapes import RecurrentShapes
 

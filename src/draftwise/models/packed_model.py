@@ -24,6 +24,7 @@ from draftwise.models.forward import ForwardPass
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.memory import upload
 from draftwise.models.packing import PackedBatch, pack
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.recurrent.computation import RecurrentPass
@@ -31,7 +32,6 @@ from draftwise.models.recurrent.shapes import RecurrentShapes
 from draftwise.models.segment import Segment
 from draftwise.models.static_steps import LARGEST_STEP, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
-from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
 

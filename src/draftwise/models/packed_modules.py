@@ -28,7 +28,7 @@ from draftwise.kernels.native.packed import (
     packed_weight,
     why_not_packed,
 )
-from draftwise.models.host_memory import ScratchMemory
+from draftwise.models.memory import ScratchMemory
 
 _MEMORY = threading.local()
 # Expanded weights are faster in the native kernels if fewer are kept in blocks.

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.memory import upload
 from draftwise.models.packing import PackedBatch
 from draftwise.models.ragged import RaggedAttention, RaggedKernels, TokenwiseAttention
 from draftwise.models.segment import Segment
-from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import TreePlaces
 
 # Numbers of each token about its token tree.

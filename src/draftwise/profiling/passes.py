@@ -37,7 +37,7 @@ from draftwise.engine.proposers.exit import ExitProposer
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.engine.verification import TargetVerifier
-from draftwise.kernels.native.uniforms import step_uniforms
+from draftwise.kernels.native.sampling import step_uniforms
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.assistant import AssistantModel
 from draftwise.models.heads.draft_head import DraftHead

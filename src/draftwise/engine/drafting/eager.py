@@ -12,7 +12,7 @@ from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.drafting.sampling import draw
 from draftwise.models.draft_buffers import DraftBuffers
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 from draftwise.policies.inputs import DraftPosition
 
 

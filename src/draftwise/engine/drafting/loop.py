@@ -15,7 +15,7 @@ from draftwise.engine.cached_model import ForwardInput
 from draftwise.engine.masks import next_masks
 from draftwise.engine.oracle import TargetOracle
 from draftwise.models.draft_buffers import DraftBuffers
-from draftwise.models.transfer import upload
+from draftwise.models.memory import upload
 from draftwise.policies.base import Policy
 from draftwise.policies.inputs import DraftPosition, LazyPosition
 

@@ -20,10 +20,10 @@ from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.drafting.sampling import draw
 from draftwise.models.draft_buffers import DraftBuffers
+from draftwise.models.memory import upload
 from draftwise.models.packing import PackedBatch
 from draftwise.models.ragged import RaggedAttention, TokenwiseAttention
 from draftwise.models.static_steps import LARGEST_STEP, Recording, StaticSteps, step_size
-from draftwise.models.transfer import upload
 from draftwise.policies.inputs import DraftPosition, LazyPosition
 
 # Tokens drawn between two copies to the host.

@@ -17,7 +17,7 @@ from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.kernels.native import trees as native
 from draftwise.kernels.native.library import library_for
-from draftwise.models.transfer import fetch, upload
+from draftwise.models.memory import fetch, upload
 
 
 class NextTokens(NamedTuple):

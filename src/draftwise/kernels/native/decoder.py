@@ -44,8 +44,8 @@ from draftwise.kernels.native.structures import (
 )
 from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
 from draftwise.models.hidden_states import StateTap
-from draftwise.models.host_memory import ReusedMemory, ScratchMemory, in_large_pages
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.memory import ReusedMemory, ScratchMemory, in_large_pages
 
 # Activations in the order of ``Activation`` of ``decoder.h``.
 ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH)

@@ -21,7 +21,7 @@ from draftwise.kernels.native.packed import packed_weight, why_not_packed
 from draftwise.kernels.native.panels import interleaved, padded_to_panels, panels
 from draftwise.kernels.native.structures import Experts
 from draftwise.models.experts_spec import ExpertsSpec, Scoring
-from draftwise.models.host_memory import in_large_pages
+from draftwise.models.memory import in_large_pages
 
 # Scores in the order of ``Scoring`` of ``experts.h``.
 _SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)

@@ -28,7 +28,7 @@ from draftwise.kernels.native.structures import (
     PackCall,
     PackIntegersCall,
 )
-from draftwise.models.host_memory import (
+from draftwise.models.memory import (
     ScratchMemory,
     release_file_pages,
     zeros_in_large_pages,

@@ -13,8 +13,8 @@ from torch import Tensor
 from draftwise.kernels.native.decoder import NativeDecoder
 from draftwise.kernels.native.structures import DecoderLayer, DecoderModel
 from draftwise.models.exits.adapter import ExitAdapter
-from draftwise.models.host_memory import ReusedMemory
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.memory import ReusedMemory
 
 
 class NativePart(NativeDecoder):

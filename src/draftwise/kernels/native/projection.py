@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwise.kernels.native.decoder import NativeDecoder
 from draftwise.kernels.native.structures import DecoderCache, DecoderCall, DecoderModel
-from draftwise.models.host_memory import ReusedMemory, ScratchMemory
+from draftwise.models.memory import ReusedMemory, ScratchMemory
 
 
 def projector(whole: NativeDecoder, norm: int) -> DecoderModel:

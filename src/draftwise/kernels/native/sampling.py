@@ -1,15 +1,21 @@
-"""Distributions, greedy tokens and a companion's scores, by the kernels of ``sampling.h``."""
+"""Distributions, greedy tokens and a companion's scores, by the kernels of ``sampling.h``.
+
+The random numbers of a step come from the kernel of ``uniforms.h``.
+"""
 
 from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftwise.core import random
+from draftwise.core.random import StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
-from draftwise.kernels.native.library import NativeLibrary
+from draftwise.kernels.native.library import NativeLibrary, native_library
 from draftwise.kernels.native.structures import (
     DistributionCall,
     GreedyCall,
@@ -200,3 +206,25 @@ def score_draft(
     )
     library.score(ctypes.byref(call), ctypes.byref(threads))
     return c, overlap, agreement
+
+
+def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> StepUniforms:
+    """Compute :func:`draftwise.core.random.step_uniforms`, with the same bits.
+
+    Args:
+        seeds: ``[batch]`` 64-bit seeds, one per request.
+        positions: ``[batch]`` number of tokens (prompt and output) of each request.
+        num_tokens: the longest draft of the step.
+    """
+    library = native_library()
+    if library is None:
+        return random.step_uniforms(seeds, positions, num_tokens)
+    keys = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    places = np.array(positions, dtype=np.int64)
+    shape = (len(seeds), 3 * num_tokens + 1)
+    drawing, accepting = np.empty(shape), np.empty(shape, dtype=np.float32)
+    library.uniforms(
+        *(keys.ctypes.data, places.ctypes.data, len(seeds), num_tokens),
+        *(drawing.ctypes.data, accepting.ctypes.data),
+    )
+    return StepUniforms.from_streams(drawing, accepting)

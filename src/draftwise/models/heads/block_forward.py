@@ -12,8 +12,8 @@ from torch import Tensor
 from draftwise.models.blocked_linear import join_linear
 from draftwise.models.heads.block_layer import BlockLayer, BlockPlan
 from draftwise.models.heads.block_spec import BlockSpec
+from draftwise.models.memory import upload
 from draftwise.models.norm import Norm
-from draftwise.models.transfer import upload
 
 
 class BlockOutput(NamedTuple):

@@ -18,11 +18,11 @@ from draftwise.models.heads.mtp_forward import MtpForward, MtpSpec
 from draftwise.models.heads.spec import EagleSpec
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.memory import upload
 from draftwise.models.packed_model import LazyEmbedding, PackedModel
 from draftwise.models.packing import PackedBatch
 from draftwise.models.segment import Segment
 from draftwise.models.static_steps import StepMode
-from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
 _NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.models.host_memory import cache_zeros
+from draftwise.models.memory import cache_zeros
 from draftwise.models.recurrent.shapes import RecurrentShapes
 
 # Rows of tokens that may be rejected: the most that are drafted, and the token before them.

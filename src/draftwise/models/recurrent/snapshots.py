@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.models.host_memory import cache_zeros
+from draftwise.models.memory import cache_zeros
 from draftwise.models.recurrent.cache import RecurrentCache
 from draftwise.models.recurrent.computation import state_at
 

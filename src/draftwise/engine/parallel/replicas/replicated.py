@@ -20,10 +20,10 @@ from draftwise.engine.parallel.replicas.messages import (
 )
 from draftwise.engine.parallel.replicas.processes import Replicas, Shares
 from draftwise.engine.parallel.replicas.replica import PrecomputedPolicy
-from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
+from draftwise.engine.step import SpeculationPipeline
 from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.heads.draft_head import DraftHead

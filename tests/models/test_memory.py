@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.models.host_memory import (
+from draftwise.models.memory import (
     ReusedMemory,
     ScratchMemory,
     host_zeros,
