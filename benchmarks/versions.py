@@ -1,4 +1,4 @@
-"""Policies of one or two versions of Draftwise, on whole answers: tokens per second over none's.
+"""Policies and drafts of one or two versions of Draftwise, on whole answers, over no speculation.
 
     git worktree add /tmp/before HEAD~1
     python benchmarks/versions.py gsm8k.jsonl humaneval.jsonl --before /tmp/before/src \
@@ -14,7 +14,8 @@ Each version is a process of its own, which keeps its models loaded, and one pro
 time. Its contenders share the target's weights. Each round starts new processes, because processes
 of one version differ by some per cent.
 A contender is a policy with its draft length: ``adaptive:7``, or ``fixed:7-unguarded`` without the
-guard. Both versions must have the public interface that this script uses.
+guard. It may have a draft of its own: ``adaptive:7@DRAFT``, in place of ``--draft``. Both versions
+must have the public interface that this script uses.
 """
 
 from __future__ import annotations
@@ -79,12 +80,13 @@ class Answering:
         from draftwise import LLM, SpeculationConfig
 
         arguments = self.arguments
-        name, _, rest = contender.partition(":")
+        policy, _, draft = contender.partition("@")
+        name, _, rest = policy.partition(":")
         length, _, unguarded = rest.partition("-")
         speculation = None
         if name != BASELINE:
             speculation = SpeculationConfig(
-                arguments.draft,
+                draft or arguments.draft,
                 companion=arguments.companion if name in WITH_COMPANION else None,
                 policy=name,
                 num_speculative_tokens=int(length),
@@ -115,11 +117,11 @@ class Answering:
     def answer(
         self, contender: str, path: str, first: int, count: int, size: int, temperature: float
     ) -> dict[str, float]:
-        """Answer some prompts, batch after batch; returns tokens and seconds."""
+        """Answer some prompts, batch after batch; returns tokens, steps of requests and seconds."""
         from draftwise import SamplingParams
 
         prompts = self._prompts(path)
-        num_tokens, seconds = 0, 0.0
+        num_tokens, num_steps, seconds = 0, 0, 0.0
         # A batch is full until its last answers.
         for start in range(first, first + count, size):
             numbers = range(start, min(start + size, first + count))
@@ -137,7 +139,8 @@ class Answering:
             outputs = self.llms[contender].generate(chosen, params)
             seconds += time.perf_counter() - begin
             num_tokens += sum(len(output.token_ids) for output in outputs)
-        return {"tokens": num_tokens, "seconds": seconds}
+            num_steps += sum(output.speculation.num_steps for output in outputs)
+        return {"tokens": num_tokens, "steps": num_steps, "seconds": seconds}
 
     def _prompts(self, path: str) -> list[Any]:
         from draftwise.benchmark.workload import load_workload
@@ -163,7 +166,7 @@ def follow_orders(arguments: argparse.Namespace, answers: IO[str]) -> None:
 
 
 def measure(arguments: argparse.Namespace, cells: dict[str, Any]) -> None:
-    """Add the tokens per second of every turn to ``cells``, by cell and contender with version."""
+    """Add what every turn answered to ``cells``, by cell and contender with version."""
     known = [option for option in sys.argv[1:] if option != "--answer"]
     sources = {AFTER: arguments.after}
     if arguments.before is not None:
@@ -175,9 +178,9 @@ def measure(arguments: argparse.Namespace, cells: dict[str, Any]) -> None:
             for temperature in arguments.temperatures:
                 for size in arguments.batch_sizes:
                     cell = f"{path.stem} T={temperature:g} b={size}"
-                    rates = cells.setdefault(cell, {each: [] for each in everybody})
+                    turns = cells.setdefault(cell, {each: [] for each in everybody})
                     work = {"path": str(path), "size": size, "temperature": temperature}
-                    take_turns(arguments, versions, work, rates)
+                    take_turns(arguments, versions, work, turns)
                     print(f"round {number + 1}: {cell}", file=sys.stderr, flush=True)
                     if arguments.output:
                         save(arguments, rows_of(cells))
@@ -189,19 +192,19 @@ def take_turns(
     arguments: argparse.Namespace,
     versions: dict[str, Version],
     work: dict[str, Any],
-    rates: dict[tuple[str, str], list[float]],
+    turns: dict[tuple[str, str], list[dict[str, float]]],
 ) -> None:
-    """All turns of a cell in one round; adds the tokens per second to ``rates``."""
+    """All turns of a cell in one round; adds what was answered to ``turns``."""
     from draftwise.benchmark.turns import in_turns
 
-    for version, name in rates:
+    for version, name in turns:
         versions[version].ask({"forget": name})
     count, untimed = max(work["size"], arguments.least_answers), arguments.warm_up_turns
-    for turn, (version, name) in in_turns(list(rates), untimed + arguments.turns):
+    for turn, (version, name) in in_turns(list(turns), untimed + arguments.turns):
         order = work | {"contender": name, "first": turn * count, "count": count}
         done = versions[version].ask(order)
         if turn >= untimed:
-            rates[version, name].append(done["tokens"] / done["seconds"])
+            turns[version, name].append(done)
 
 
 def rows_of(cells: dict[str, Any]) -> list[dict[str, Any]]:
@@ -213,7 +216,11 @@ def rows_of(cells: dict[str, Any]) -> list[dict[str, Any]]:
     from draftwise.benchmark.turns import median_ratio, ratios_of_turns, spread
 
     rows = []
-    for cell, rates in cells.items():
+    for cell, answered in cells.items():
+        rates = {
+            each: [turn["tokens"] / turn["seconds"] for turn in turns]
+            for each, turns in answered.items()
+        }
         for (version, name), own in rates.items():
             static = {
                 other: statistics.median(turns)
@@ -222,6 +229,10 @@ def rows_of(cells: dict[str, Any]) -> list[dict[str, Any]]:
             }
             row: dict[str, Any] = {"at": cell, "version": version, "contender": name}
             row["tokens_per_second"] = spread(own)
+            tokens, steps = (
+                sum(turn[what] for turn in answered[version, name]) for what in ("tokens", "steps")
+            )
+            row["tokens_per_step"] = tokens / steps
             if (version, BASELINE) in rates:
                 base = rates[version, BASELINE]
                 row["ratio"] = spread(ratios_of_turns(own, base))
@@ -240,7 +251,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    figures = ("ratio", "first_turn", "over_best_static", "after_over_before", "standard_error")
+    figures = ("tokens_per_step", "ratio", "first_turn", "over_best_static")
+    figures += ("after_over_before", "standard_error")
     heads = ("at", "version", "contender")
     table, console = Table(title="tokens per second"), Console()
     for head in (*heads, *figures):
@@ -300,9 +312,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted; these cells were measured", file=sys.stderr)
         cells = {
-            cell: {each: own[: min(map(len, rates.values()))] for each, own in rates.items()}
-            for cell, rates in cells.items()
-            if all(rates.values())
+            cell: {each: own[: min(map(len, turns.values()))] for each, own in turns.items()}
+            for cell, turns in cells.items()
+            if all(turns.values())
         }
     rows = rows_of(cells)
     show(rows)
