@@ -116,6 +116,7 @@ OTHERS: Mapping[str, Case] = {
     "gpt-oss, no sinks": case("gpt-oss", tensors={"blk.*.attn_sinks.weight": None}),
     "gpt-oss, tied": case("gpt-oss", tensors=TIED),
     "glm4": case("glm4"),
+    "glm4, whole heads": case("glm4", {"rope.dimension_count": 32}),
     "glm4, qkv bias": case("glm4", tensors=QKV_BIAS),
     "glm4, mtp": mtp("glm4", 3),
     "exaone4": case("exaone4"),
@@ -132,12 +133,14 @@ OTHERS: Mapping[str, Case] = {
     "hunyuan-dense, alpha": case("hunyuan-dense", {"rope.scaling.alpha": 8.0}),
     "ernie4_5": case("ernie4_5"),
     "stablelm": case("stablelm"),
+    "stablelm, whole heads": case("stablelm", {"rope.dimension_count": 32}),
     "stablelm, qkv bias": case("stablelm", tensors=QKV_BIAS),
     "stablelm, parallel": case(
         "stablelm", tensors={"blk.*.ffn_norm.weight": None, "blk.*.ffn_norm.bias": None}
     ),
     "starcoder2": case("starcoder2"),
     "nemotron": case("nemotron"),
+    "nemotron, whole heads": case("nemotron", {"rope.dimension_count": 32}),
     "falcon": case("falcon"),
     "gpt2": case("gpt2"),
     "bloom": case("bloom"),

@@ -36,6 +36,9 @@ QWEN: Mapping[str, Case] = {
     "qwen35": case("qwen35"),
     "qwen35, equal heads": case("qwen35", {"ssm.group_count": 4}),
     "qwen35, interval": case("qwen35", {"full_attention_interval": 4}),
+    "qwen35, whole heads": case(
+        "qwen35", {"rope.dimension_count": 32, "rope.dimension_sections": [6, 5, 5, 0]}
+    ),
     "qwen35, tied": case("qwen35", tensors=TIED),
     "qwen35, mtp": mtp("qwen35", 8),
     "qwen35moe": case("qwen35moe"),
