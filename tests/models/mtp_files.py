@@ -1,4 +1,4 @@
-"""GGUF files of tiny Qwen3.5 and Qwen3-Next models with an MTP layer, as llama.cpp writes them."""
+"""GGUF files of tiny models with an MTP layer, as llama.cpp writes them."""
 
 import gguf
 import numpy as np
@@ -38,6 +38,18 @@ ARCHITECTURES = {
     "qwen35": ("Qwen3_5Text", {}),
     "qwen35moe": ("Qwen3_5MoeText", EXPERTS),
     "qwen3next": ("Qwen3Next", EXPERTS),
+    "glm4moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "layer_types": None,
+        },
+    ),
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -61,6 +73,7 @@ _NAMES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
@@ -74,7 +87,7 @@ _NAMES = {
 def build(architecture, **changes):
     """A random model and its ``MtpModel``, as transformers computes them."""
     family, settings = ARCHITECTURES[architecture]
-    main = random_model(family, **SIZES, **settings, **changes)
+    main = random_model(family, **{**SIZES, **settings, **changes})
     main.config.num_mtp_layers, main.config.mtp_layer_types = 1, ["full_attention"]
     return main, random_layer(main)
 
@@ -97,6 +110,7 @@ def _parted(weight, config):
 def _layer_tensors(layer, config):
     """Names in a block of a file, and numbers, of the parameters of a layer."""
     keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    adds_one = config.model_type.startswith("qwen")
 
     def in_turn(weight, dim):
         return weight if config.model_type == "qwen3_next" else _tiled(weight, dim, config)
@@ -110,7 +124,7 @@ def _layer_tensors(layer, config):
             weight = in_turn(weight, 0)
         elif module.endswith("linear_attn.out_proj"):
             weight = in_turn(weight, 1)
-        elif module.endswith("norm") and not module.endswith("linear_attn.norm"):
+        elif adds_one and module.endswith("norm") and not module.endswith("linear_attn.norm"):
             weight = weight + 1
         if module.endswith("in_proj_qkvz"):
             mixed, gates = _parted(weight, config)
@@ -120,6 +134,8 @@ def _layer_tensors(layer, config):
             yield "ssm_a", -in_turn(weight, 0).exp()
         elif kind == "dt_bias":
             yield "ssm_dt.bias", in_turn(weight, 0)
+        elif kind == "e_score_correction_bias":
+            yield "exp_probs_b.bias", weight
         elif kind == "gate_up_proj":
             gate, up = weight.chunk(2, dim=1)
             yield "ffn_gate_exps.weight", gate
@@ -136,7 +152,7 @@ def tensors_of(main, layer):
     config, state = main.config, main.state_dict()
     tensors = {
         "token_embd.weight": state["model.embed_tokens.weight"],
-        "output_norm.weight": state["model.norm.weight"] + 1,
+        "output_norm.weight": state["model.norm.weight"] + config.model_type.startswith("qwen"),
         "output.weight": state["lm_head.weight"],
     }
     layers = [each.state_dict() for each in main.model.layers]
@@ -159,41 +175,57 @@ def write(path, architecture, config, tensors, blocks=None, **keys):
         keys: changed metadata of the architecture, with ``_`` for ``.``; ``None`` leaves a key out.
     """
     writer = gguf.GGUFWriter(str(path), architecture)
-    heads = config.linear_num_value_heads
+    is_hybrid = architecture != "glm4moe"
     own = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers + 1,
         "nextn_predict_layers": 1,
-        "feed_forward_length": config.intermediate_size if architecture == "qwen35" else None,
+        "feed_forward_length": config.intermediate_size
+        if architecture in ("qwen35", "glm4moe")
+        else None,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.recurrent_layers": [
-            each == "linear_attention" for each in [*config.layer_types, "full_attention"]
-        ],
-        "full_attention_interval": 4,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "rope.dimension_count": config.head_dim // 4,
-        "rope.dimension_sections": None if architecture == "qwen3next" else [2, 1, 1, 0],
-        "ssm.conv_kernel": config.linear_conv_kernel_dim,
-        "ssm.state_size": config.linear_key_head_dim,
-        "ssm.group_count": config.linear_num_key_heads,
-        "ssm.time_step_rank": heads,
-        "ssm.inner_size": heads * config.linear_value_head_dim,
+        "rope.dimension_count": config.head_dim // (4 if is_hybrid else 2),
     }
+    if is_hybrid:
+        heads = config.linear_num_value_heads
+        own |= {
+            "attention.recurrent_layers": [
+                each == "linear_attention" for each in [*config.layer_types, "full_attention"]
+            ],
+            "full_attention_interval": 4,
+            "rope.dimension_sections": None if architecture == "qwen3next" else [2, 1, 1, 0],
+            "ssm.conv_kernel": config.linear_conv_kernel_dim,
+            "ssm.state_size": config.linear_key_head_dim,
+            "ssm.group_count": config.linear_num_key_heads,
+            "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * config.linear_value_head_dim,
+        }
     if architecture != "qwen35":
         own |= {
-            "expert_count": config.num_experts,
+            "expert_count": config.num_experts if is_hybrid else config.n_routed_experts,
             "expert_used_count": config.num_experts_per_tok,
             "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        }
+    if architecture in ("qwen35moe", "qwen3next"):
+        own["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    if architecture == "glm4moe":
+        own |= {
+            "expert_shared_count": config.n_shared_experts,
+            "expert_gating_func": 2,
+            "expert_weights_norm": config.norm_topk_prob,
+            "leading_dense_block_count": config.first_k_dense_replace,
         }
     for name, value in {**own, **keys}.items():
         if isinstance(value, list):
             writer.add_array(f"{architecture}.{name}", value)
+        elif isinstance(value, bool):
+            writer.add_bool(f"{architecture}.{name}", value)
         elif isinstance(value, float):
             writer.add_float32(f"{architecture}.{name}", value)
         elif value is not None:

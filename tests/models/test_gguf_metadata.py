@@ -49,6 +49,7 @@ REFUSED = {
     "gpt-oss, window absent": "'gpt-oss.attention.sliding_window'",
     "gpt-oss, no sinks": "'blk.0.attn_sinks.weight'",
     "gpt-oss, tied": "'output.weight'",
+    "glm4moe, no bias of choice": "'blk.1.exp_probs_b.bias'",
     # No configuration of transformers says these.
     "llama, causal false": "'llama.attention.causal' = False",
     "llama, experts, groups": "'llama.expert_group_count' = 2",
@@ -58,6 +59,10 @@ REFUSED = {
     "gemma3, partial": "'gemma3.rope.dimension_count' = 16",
     "gemma4, widths and kv heads per layer": "'gemma4.attention.head_count_kv' = [2, 1, 2, 1]",
     "phi3, qkv bias": "'blk.0.attn_qkv.bias'",
+    "lfm2moe, softmax": "'lfm2moe.expert_gating_func' = 1",
+    "minimax-m2, softmax": "'minimax-m2.expert_gating_func' = 1",
+    "glm4moe, softmax": "'glm4moe.expert_gating_func' = 1",
+    "glm4moe, groups": "'glm4moe.expert_group_count' = 2",
     "gpt-oss, freq_base_swa": "'gpt-oss.rope.freq_base_swa' = 100.0",
     # The engine does not compute these architectures.
     "falcon": "architecture 'falcon'",
@@ -95,6 +100,13 @@ REPRESENTATIVE = {
     "qwen35, mtp",
     "qwen3next",
     "qwen3next, projections in one",
+    "olmoe",
+    "lfm2moe",
+    "minimax-m2",
+    "glm4moe, mtp",
+    "ernie4_5-moe",
+    "granitemoe, shared",
+    "granitehybrid, experts",
 }
 # Both sides round to float32. transformers differs from llama.cpp by up to 2e-4 in a number, and by
 # up to 2e-3 with 46 or 62 layers. What a key changes is more than 0.5.

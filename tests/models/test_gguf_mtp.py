@@ -68,6 +68,18 @@ def test_logits_are_those_of_transformers(models, tmp_path):
     assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
 
 
+def test_copies_of_the_embedding_and_the_projection_are_not_needed(tmp_path):
+    """Files of GLM have them in the block of the layer."""
+    main, layer = build("glm4moe")
+    tensors = tensors_of(main, layer)
+    for own, name in (("token_embd", "embed_tokens"), ("output", "shared_head_head")):
+        tensors[f"blk.3.nextn.{name}.weight"] = tensors[f"{own}.weight"]
+    path = write(tmp_path / "a.gguf", "glm4moe", main.config, tensors)
+    llm = LLM(str(path), MTP, dtype="float32")
+    expected = expected_logits(main, layer, TOKENS)
+    assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
+
+
 def test_heads_may_be_rotated_as_a_whole(tmp_path):
     """The configurations of these families rotate a quarter if they are not told otherwise."""
     rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}

@@ -140,6 +140,10 @@ def test_other_ways_to_choose_run_in_modules(settings):
         "qwen3moe, tied",
         "llama, experts",
         "gpt-oss",
+        "olmoe",
+        "glm4moe",
+        "glm4moe, head norms",
+        "granitehybrid, experts",
     ],
 )
 def test_blocks_of_a_file(name, tmp_path, monkeypatch):

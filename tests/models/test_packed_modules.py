@@ -26,6 +26,10 @@ IDS = torch.randint(0, 200, (14,), generator=torch.Generator().manual_seed(2))
 NAMES = {
     "gemma4, experts": (),
     "glm4": (),
+    "granitemoe, shared": (),
+    "lfm2moe": (),
+    "minimax-m2": (),
+    "ernie4_5-moe": (),
     "nemotron": (),
     "qwen35": ("blk.0.ssm_alpha.weight",),
     "qwen35moe": ("blk.0.ssm_alpha.weight",),

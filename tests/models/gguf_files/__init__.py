@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from .case import Case
 from .gemma import GEMMA
 from .llama import LLAMA
+from .mixtures import MIXTURES
 from .others import OTHERS
 from .qwen import QWEN
 from .splits import NAMES, TEXTS, make_vocabulary
@@ -20,7 +21,7 @@ from .vocabularies import VOCABULARIES
 from .writing import make, recorded, tokens
 
 # Log-probabilities of the tokens are recorded; of ``VOCABULARIES``, the tokens that end a text.
-CASES: Mapping[str, Case] = {**LLAMA, **QWEN, **GEMMA, **OTHERS}
+CASES: Mapping[str, Case] = {**LLAMA, **QWEN, **MIXTURES, **GEMMA, **OTHERS}
 
 __all__ = [
     "CASES",

@@ -48,9 +48,13 @@ class Sizes:
         self.value: int = get(f"attention.value_length{suffix}", self.hidden // self.heads)
         self.inner: int = get("feed_forward_length")
         self.experts: int = get("expert_count")
+        self.is_dense = layer < get("leading_dense_block_count")
         split = self.inner // (get("expert_used_count") or 1)
         self.expert_inner: int = get("expert_feed_forward_length", split)
-        self.shared_inner: int = get("expert_shared_feed_forward_length", self.inner)
+        self.shared_inner: int = get(
+            "expert_shared_feed_forward_length",
+            self.expert_inner if get("expert_shared_count") else self.inner,
+        )
         self.per_layer: int = get("embedding_length_per_layer_input")
         self.rows_qkv = self.heads * self.key + self.kv_heads * (self.key + self.value)
 
@@ -62,6 +66,29 @@ def _experts(s: Sizes, inner: int) -> dict[str, tuple[int, ...]]:
         "ffn_up_exps.weight": (s.experts, inner, s.hidden),
         "ffn_down_exps.weight": (s.experts, s.hidden, inner),
     }
+
+
+def _gated(s: Sizes) -> dict[str, tuple[int, ...]]:
+    return {
+        "ffn_gate.weight": (s.inner, s.hidden),
+        "ffn_up.weight": (s.inner, s.hidden),
+        "ffn_down.weight": (s.hidden, s.inner),
+    }
+
+
+def _shared_experts(s: Sizes) -> dict[str, tuple[int, ...]]:
+    return {
+        "ffn_gate_shexp.weight": (s.shared_inner, s.hidden),
+        "ffn_up_shexp.weight": (s.shared_inner, s.hidden),
+        "ffn_down_shexp.weight": (s.hidden, s.shared_inner),
+    }
+
+
+def _chosen_experts(s: Sizes) -> dict[str, tuple[int, ...]]:
+    """Experts with a bias that chooses them, after dense layers."""
+    if s.is_dense:
+        return _gated(s)
+    return {**_experts(s, s.expert_inner), "exp_probs_b.bias": (s.experts,)}
 
 
 def _attention(s: Sizes) -> dict[str, tuple[int, ...]]:
@@ -158,11 +185,7 @@ PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
         "attn_q_norm.weight": (s.heads * s.key,),
         "attn_k_norm.weight": (s.kv_heads * s.key,),
     },
-    "gated": lambda s: {
-        "ffn_gate.weight": (s.inner, s.hidden),
-        "ffn_up.weight": (s.inner, s.hidden),
-        "ffn_down.weight": (s.hidden, s.inner),
-    },
+    "gated": _gated,
     "fused_gated": lambda s: {
         "ffn_up.weight": (2 * s.inner, s.hidden),
         "ffn_down.weight": (s.hidden, s.inner),
@@ -182,10 +205,10 @@ PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
     },
     "shared_expert": lambda s: {
         "ffn_gate_inp_shexp.weight": (s.hidden,),
-        "ffn_gate_shexp.weight": (s.shared_inner, s.hidden),
-        "ffn_up_shexp.weight": (s.shared_inner, s.hidden),
-        "ffn_down_shexp.weight": (s.hidden, s.shared_inner),
+        **_shared_experts(s),
     },
+    "chosen_experts": _chosen_experts,
+    "shared_experts": lambda s: {} if s.is_dense else _shared_experts(s),
     "operator": lambda s: _attention(s) if s.kv_heads else _short_convolution(s),
     "delta": lambda s: _gated_attention(s) if (s.layer + 1) % 4 == 0 else _delta_net(s),
     "grouped_delta": lambda s: (
@@ -297,6 +320,66 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             **_EXPERTS,
             **_EXPERT_WIDTH,
             "expert_shared_feed_forward_length": 64,
+        },
+    ),
+    "granitemoe": Architecture(
+        "attn_norm qkv attn_output ffn_norm whole_experts",
+        {**_ROTATED, **_EXPERTS, "logit_scale": 2.0},
+    ),
+    "lfm2moe": Architecture(
+        "attn_norm operator ffn_norm chosen_experts",
+        {
+            "block_count": 4,
+            "attention.head_count_kv": [0, 2, 0, 2],
+            "shortconv.l_cache": 3,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
+        {**_TIED, "output_norm.weight": None, "token_embd_norm.weight": (_ROWS,)},
+        {"token_embd": 0.5, "token_embd_norm": 4.0},
+    ),
+    "olmoe": Architecture(
+        "attn_norm qkv norms_of_all_heads attn_output ffn_norm whole_experts",
+        {**_EXPERTS, "attention.head_count_kv": 4},
+    ),
+    "minimax-m2": Architecture(
+        "attn_norm qkv norms_of_all_heads attn_output ffn_norm chosen_experts",
+        {
+            **_HEADS,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "feed_forward_length": 96,
+            "rope.dimension_count": 16,
+            "expert_gating_func": 2,
+        },
+    ),
+    "glm4moe": Architecture(
+        "attn_norm qkv attn_output post_attention_norm chosen_experts shared_experts",
+        {
+            **_HEADS,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "rope.dimension_count": 16,
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": None,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+    ),
+    "ernie4_5-moe": Architecture(
+        "attn_norm qkv attn_output ffn_norm chosen_experts shared_experts",
+        {
+            **_HEADS,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 192,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
         },
     ),
     "smollm3": Architecture(_LLAMA, {**_ROTATED, "block_count": 5}),

@@ -13,6 +13,7 @@ from typing import Any
 
 from draftwise.checkpoints.gguf import delta_net
 from draftwise.checkpoints.gguf import gemma_settings as gemmas
+from draftwise.checkpoints.gguf import mixture_settings as mixtures
 from draftwise.checkpoints.gguf import model_settings as models
 from draftwise.checkpoints.gguf import parameter_names as names
 from draftwise.checkpoints.gguf.metadata import Metadata
@@ -52,6 +53,7 @@ class Architecture:
         optional_biases: tensors whose bias counts as zero if it is missing.
         unused: tensors that a file may have although the model does not use them.
         has_mtp: whether the last blocks may be those of MTP layers, which the model does not use.
+        mtp_copies: tensors of an MTP layer that are copies of the model's embedding and projection.
     """
 
     model_type: str
@@ -71,6 +73,7 @@ class Architecture:
     optional_biases: frozenset[str] = _QKV | {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
     unused: Callable[[Metadata], Iterable[str]] = lambda metadata: ()
     has_mtp: bool = False
+    mtp_copies: frozenset[str] = frozenset()
 
 
 _UNREAD = "llama.cpp does not read it for this architecture"
@@ -129,6 +132,7 @@ _LLAMA_UNREAD = {
     ),
 }
 _EXPERTS_UNREAD = {"expert_weights_norm": _ROUTING, "expert_weights_scale": _ROUTING}
+_ROUTER_UNREAD = {**_EXPERTS_UNREAD, "expert_gating_func": _ROUTING}
 
 _QWEN35 = Architecture(
     "qwen3_5_text",
@@ -175,14 +179,35 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "lfm2": Architecture(
         "lfm2", models.lfm2, names.LFM2, "norm_eps", joined=names.LFM2_CONVOLUTION
     ),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        mixtures.lfm2moe,
+        names.LFM2_MOE,
+        "norm_eps",
+        ignored=_EXPERTS_UNREAD,
+        joined=names.LFM2_EXPERTS,
+    ),
     "granitehybrid": Architecture(
         "granitemoehybrid",
-        models.granitehybrid,
+        mixtures.granite_hybrid,
         names.GRANITE_HYBRID,
+        ignored=_ROUTER_UNREAD,
         rotary_tensors=ROTARY_TENSORS,
         has_free_heads=True,
         is_permuted=True,
-        joined=names.GRANITE_MAMBA,
+        joined={**names.GRANITE_MAMBA, **names.GRANITE_EXPERTS},
+        joined_by=mixtures.granite_shared,
+    ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        mixtures.granitemoe,
+        names.GRANITE_HYBRID,
+        ignored=_ROUTER_UNREAD,
+        rotary_tensors=ROTARY_TENSORS,
+        has_free_heads=True,
+        is_permuted=True,
+        joined=names.GRANITE_EXPERTS,
+        joined_by=mixtures.granite_shared,
     ),
     "smollm3": Architecture("smollm3", models.smollm3, has_free_heads=True, is_permuted=True),
     "qwen2": Architecture("qwen2", no_window, ignored=WINDOWS),
@@ -205,6 +230,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         has_free_heads=True,
         joined=names.EXPERTS,
+    ),
+    "olmoe": Architecture("olmoe", mixtures.olmoe, ignored=_ROUTER_UNREAD, joined=names.EXPERTS),
+    "minimax-m2": Architecture(
+        "minimax_m2",
+        mixtures.minimax_m2,
+        ignored={**_EXPERTS_UNREAD, "expert_feed_forward_length": _ROUTING},
+        rotates_part=True,
+        has_free_heads=True,
+        joined=names.MINIMAX_EXPERTS,
     ),
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35_MOE,
@@ -261,6 +295,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         has_free_heads=True,
         has_mtp=True,
     ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        mixtures.glm4moe,
+        names.GLM4_MOE,
+        rotates_part=True,
+        has_free_heads=True,
+        joined=names.GLM4_EXPERTS,
+        has_mtp=True,
+        mtp_copies=frozenset({"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}),
+    ),
     "exaone4": Architecture(
         "exaone4",
         models.exaone4,
@@ -281,6 +325,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "ernie4_5",
         lambda metadata, shape: {"use_bias": attention_bias(metadata)["attention_bias"]},
         has_free_heads=True,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        mixtures.ernie4_5_moe,
+        names.SHARED_EXPERTS,
+        ignored=_ROUTER_UNREAD,
+        has_free_heads=True,
+        joined=names.ERNIE_EXPERTS,
     ),
     "stablelm": Architecture(
         "stablelm",

@@ -124,6 +124,7 @@ LFM2: Names = {
         }
     ),
 }
+LFM2_MOE: Names = {**LFM2, **of_layers({"feed_forward.gate": "ffn_gate_inp"})}
 LFM2_CONVOLUTION = by_layer(
     {"conv.conv.weight": Joined.of_layer("shortconv.conv.weight", join=of_channels)}
 )
@@ -133,7 +134,7 @@ GRANITE_HYBRID: Names = {
         {
             "mamba.in_proj": "ssm_in",
             "mamba.out_proj": "ssm_out",
-            "shared_mlp.output_linear": "ffn_down",
+            "block_sparse_moe.router": "ffn_gate_inp",
         }
     ),
 }
@@ -145,9 +146,6 @@ GRANITE_MAMBA = by_layer(
         "mamba.A_log": Joined.of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())),
         "mamba.D": Joined.of_layer("ssm_d", join=torch.flatten),
         "mamba.norm.weight": Joined.of_layer("ssm_norm.weight", join=torch.flatten),
-        "shared_mlp.input_linear.weight": Joined.of_layer(
-            "ffn_gate.weight", "ffn_up.weight", join=None
-        ),
     }
 )
 # Of an MTP layer, beside what other layers have.
@@ -228,18 +226,59 @@ GPT2: Names = {
     **{f"transformer.h.*.{name}": _TENSORS + tensor for name, tensor in _GPT2_LAYER.items()},
 }
 
+# With experts that all tokens read.
+SHARED_EXPERTS: Names = {
+    **LLAMA,
+    **of_layers(
+        {f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+    ),
+}
+GLM4_MOE: Names = {
+    **SHARED_EXPERTS,
+    **of_layers({"post_attention_layernorm": "post_attention_norm"}),
+    **MTP,
+}
+
+
+def _experts_of(module: str) -> dict[str, Joined]:
+    """The parameters of the experts in a module of a layer."""
+    return {
+        f"{module}.experts.gate_up_proj": Joined.of_layer(
+            "ffn_gate_exps.weight", "ffn_up_exps.weight", join=_side_by_side
+        ),
+        f"{module}.experts.down_proj": Joined.of_layer("ffn_down_exps.weight"),
+    }
+
+
+def _choice(
+    parameter: str, join: Callable[..., Tensor] = torch.clone, default: float | None = None
+) -> dict[str, Joined]:
+    """The bias that is added to the scores of experts to choose some of them."""
+    return {parameter: Joined.of_layer("exp_probs_b.bias", join=join, default=default)}
+
+
 # Parameters that are not the weight or bias of one tensor.
 EXPERTS = by_layer(
     {
-        "mlp.experts.gate_up_proj": Joined.of_layer(
-            "ffn_gate_exps.weight", "ffn_up_exps.weight", join=_side_by_side
-        ),
-        "mlp.experts.down_proj": Joined.of_layer("ffn_down_exps.weight"),
+        **_experts_of("mlp"),
         "mlp.shared_expert_gate.weight": Joined.of_layer(
             "ffn_gate_inp_shexp.weight", join=lambda weight: weight.unsqueeze(0)
         ),
     }
 )
+GLM4_EXPERTS = {**EXPERTS, **by_layer(_choice("mlp.gate.e_score_correction_bias"))}
+ERNIE_EXPERTS = {
+    **EXPERTS,
+    **by_layer(
+        _choice("mlp.gate.moe_statics.e_score_correction_bias", lambda bias: bias.unsqueeze(0), 0.0)
+    ),
+}
+MINIMAX_EXPERTS = {**EXPERTS, **by_layer(_choice("mlp.e_score_correction_bias"))}
+LFM2_EXPERTS = {
+    **LFM2_CONVOLUTION,
+    **by_layer({**_experts_of("feed_forward"), **_choice("feed_forward.expert_bias")}),
+}
+GRANITE_EXPERTS = by_layer(_experts_of("block_sparse_moe"))
 GPT_OSS_EXPERTS = by_layer(
     {
         "self_attn.sinks": Joined.of_layer("attn_sinks.weight"),

@@ -148,7 +148,8 @@ def mtp_sources(file: GgufFile, parameters: Iterable[str]) -> dict[str, Source]:
             found[name] = finder.source("model.norm.weight")  # as in llama.cpp
         else:
             found[name] = finder.source(f"model.layers.{layer}.{name.removeprefix('mtp_block.')}")
-    used = _used(found)
+    copies = {f"blk.{layer}.{name}" for name in architecture_of(file).mtp_copies}
+    used = _used(found) | copies
     for name in file.tensors:
         if name not in used and _layer_of(name) == layer:
             raise file.error(f"has the tensor {name!r}, which its MTP layer does not use")

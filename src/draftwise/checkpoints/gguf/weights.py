@@ -90,9 +90,6 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     _fill(file, model, found, dtype, keeps_blocks=True)
     if is_tied(file):
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    for name, buffer in model.named_buffers():
-        if name in found:  # the others are computed from the configuration
-            buffer.copy_(found[name].read(file, buffer.shape))
     filled: nn.Module = model.eval()
     return filled
 
@@ -141,7 +138,10 @@ def _fill(
     dtype: torch.dtype,
     keeps_blocks: bool,
 ) -> None:
-    """Give all parameters of a model on the meta device their weights, or the file's blocks."""
+    """Give a model's parameters on the meta device their weights, or the file's blocks.
+
+    So with the buffers that the file has. The others are computed from the configuration.
+    """
     modules = dict(model.named_modules())
     experts: dict[str, dict[str, StoredExperts]] = defaultdict(dict)
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
@@ -167,6 +167,10 @@ def _fill(
         # Norms and biases keep their precision.
         kept = numbers if numbers.ndim == 1 else numbers.to(dtype)
         setattr(module, attribute, nn.Parameter(kept, requires_grad=False))
+    for name, buffer in list(model.named_buffers()):
+        if name in found:
+            owner, _, attribute = name.rpartition(".")
+            setattr(modules[owner], attribute, found[name].read(file, buffer.shape))
     for owner, weights in experts.items():
         keep_stored_experts(modules[owner], weights)
 

@@ -1,0 +1,155 @@
+"""Configurations of architectures whose experts are chosen in their own way, from GGUF files.
+
+The functions are those of :mod:`draftwise.checkpoints.gguf.model_settings`, for architectures with
+dense layers before those of experts, shared experts, or a bias that only chooses experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from draftwise.checkpoints.gguf.metadata import Metadata
+from draftwise.checkpoints.gguf.model_settings import granite, granitehybrid, lfm2
+from draftwise.checkpoints.gguf.parameter_names import Joined, by_layer
+from draftwise.checkpoints.gguf.shared_settings import (
+    Settings,
+    Shape,
+    attention_bias,
+    experts_settings,
+    has_tensors,
+)
+
+_SIGMOID = 2
+
+
+def _scored_by_sigmoid(metadata: Metadata) -> None:
+    """Refuse a router whose scores are not the sigmoids of this architecture in transformers."""
+    because = f"the scores of this architecture's experts are sigmoids, {_SIGMOID}"
+    metadata.require("expert_gating_func", _SIGMOID, because=because)
+
+
+def _num_dense(metadata: Metadata) -> int:
+    """Number of layers without experts, which are the first ones."""
+    name = "leading_dense_block_count"
+    found = metadata.value(name, 0)
+    if type(found) is not int or not 0 <= found <= metadata.num_layers:
+        raise metadata.refuse(name, "it must be a number of layers")
+    return found
+
+
+def glm4moe(metadata: Metadata, shape: Shape) -> Settings:
+    """GLM-4.5 to 4.7: a sigmoid with a bias, and experts that all tokens read."""
+    experts = experts_settings(metadata)
+    _scored_by_sigmoid(metadata)
+    return {
+        **attention_bias(metadata),
+        "n_routed_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "n_shared_experts": metadata.count("expert_shared_count"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "first_k_dense_replace": _num_dense(metadata),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "use_qk_norm": has_tensors(metadata, "attn_q_norm.weight"),
+    }
+
+
+def lfm2moe(metadata: Metadata, shape: Shape) -> Settings:
+    """LFM2 with experts: a sigmoid with a bias."""
+    _scored_by_sigmoid(metadata)
+    settings = lfm2(metadata, shape)
+    del settings["block_auto_adjust_ff_dim"]
+    return {
+        **settings,
+        **experts_settings(metadata),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "num_dense_layers": _num_dense(metadata),
+        "norm_topk_prob": True,
+        "use_expert_bias": has_tensors(metadata, "exp_probs_b.bias"),
+        "routed_scaling_factor": 1.0,
+    }
+
+
+def olmoe(metadata: Metadata, shape: Shape) -> Settings:
+    """OLMoE: the weights of a token's experts are not normalised."""
+    return {**experts_settings(metadata), **attention_bias(metadata), "norm_topk_prob": False}
+
+
+def ernie4_5_moe(metadata: Metadata, shape: Shape) -> Settings:
+    """ERNIE 4.5 with experts: a softmax with a bias, and experts that all tokens read."""
+    experts = experts_settings(metadata)
+    because = "every layer after the dense ones must have experts"
+    metadata.require("interleave_moe_layer_step", 1, because=because)
+    inner = metadata.count("expert_feed_forward_length")
+    name = "expert_shared_feed_forward_length"
+    shared = metadata.count(name, inner * metadata.count("expert_shared_count"))
+    if shared % inner:
+        raise metadata.refuse(name, f"it must be a multiple of {inner}, the size of an expert")
+    return {
+        "use_bias": attention_bias(metadata)["attention_bias"],
+        "moe_num_experts": experts["num_experts"],
+        "moe_k": experts["num_experts_per_tok"],
+        "moe_intermediate_size": inner,
+        "moe_num_shared_experts": shared // inner,
+        "moe_layer_start_index": _num_dense(metadata),
+        "moe_layer_end_index": shape.num_layers - 1,
+        "moe_layer_interval": 1,
+    }
+
+
+def minimax_m2(metadata: Metadata, shape: Shape) -> Settings:
+    """MiniMax-M2: a sigmoid with a bias, and norms of all queries and of all keys."""
+    experts = experts_settings(metadata)
+    _scored_by_sigmoid(metadata)
+    return {
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "intermediate_size": metadata.count("feed_forward_length"),
+    }
+
+
+def granitemoe(metadata: Metadata, shape: Shape) -> Settings:
+    """Granite with experts, and an expert that all tokens read if the file has one."""
+    settings = granite(metadata, shape)
+    del settings["mlp_bias"]
+    experts = granite_experts(metadata)
+    if "shared_intermediate_size" in experts:
+        settings["model_type"] = "granitemoeshared"
+    return {**settings, **experts}
+
+
+def granite_hybrid(metadata: Metadata, shape: Shape) -> Settings:
+    """Granite 4-H, with experts if the file has some."""
+    settings = granitehybrid(metadata, shape)
+    return settings | (granite_experts(metadata) if metadata.value("expert_count", 0) else {})
+
+
+def granite_experts(metadata: Metadata) -> Settings:
+    """The sizes of Granite's experts."""
+    experts = experts_settings(metadata)
+    shared = "expert_shared_feed_forward_length"
+    own = {"shared_intermediate_size": metadata.count(shared)} if metadata.has(shared) else {}
+    return {
+        **own,
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "intermediate_size": metadata.count("feed_forward_length"),
+    }
+
+
+def granite_shared(metadata: Metadata) -> Mapping[str, Joined]:
+    """The parameters of Granite's feed-forward block that all tokens read.
+
+    Beside experts it is an expert that is stored as such.
+    """
+    kind = "_shexp" if metadata.value("expert_count", 0) else ""
+    return by_layer(
+        {
+            "shared_mlp.input_linear.weight": Joined.of_layer(
+                f"ffn_gate{kind}.weight", f"ffn_up{kind}.weight", join=None
+            ),
+            "shared_mlp.output_linear.weight": Joined.of_layer(f"ffn_down{kind}.weight", join=None),
+        }
+    )
