@@ -63,6 +63,9 @@ REFUSED = {
     "minimax-m2, softmax": "'minimax-m2.expert_gating_func' = 1",
     "glm4moe, softmax": "'glm4moe.expert_gating_func' = 1",
     "glm4moe, groups": "'glm4moe.expert_group_count' = 2",
+    "deepseek2, groups": "'deepseek2.expert_group_count' = 2",
+    "deepseek2, softmax, bias of choice": "'blk.1.exp_probs_b.bias'",
+    "deepseek2, softmax, normalised": "'deepseek2.expert_weights_norm' = True",
     "gpt-oss, freq_base_swa": "'gpt-oss.rope.freq_base_swa' = 100.0",
     # The engine does not compute these architectures.
     "falcon": "architecture 'falcon'",
@@ -104,6 +107,8 @@ REPRESENTATIVE = {
     "lfm2moe",
     "minimax-m2",
     "glm4moe, mtp",
+    "deepseek2, yarn, multiplier",
+    "deepseek2, sizes of old files",
     "ernie4_5-moe",
     "granitemoe, shared",
     "granitehybrid, experts",

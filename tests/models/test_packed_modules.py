@@ -26,6 +26,7 @@ IDS = torch.randint(0, 200, (14,), generator=torch.Generator().manual_seed(2))
 NAMES = {
     "gemma4, experts": (),
     "glm4": (),
+    "deepseek2": (),
     "granitemoe, shared": (),
     "lfm2moe": (),
     "minimax-m2": (),

@@ -102,6 +102,25 @@ def _attention(s: Sizes) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _latent_queries(s: Sizes) -> dict[str, tuple[int, ...]]:
+    return {
+        "attn_q_a.weight": (48, s.hidden),
+        "attn_q_a_norm.weight": (48,),
+        "attn_q_b.weight": (s.heads * 48, 48),
+    }
+
+
+def _latents(s: Sizes) -> dict[str, tuple[int, ...]]:
+    """Keys of 32 + 16 numbers and values of 24, from latent vectors of 64."""
+    return {
+        "attn_kv_a_mqa.weight": (64 + 16, s.hidden),
+        "attn_kv_a_norm.weight": (64,),
+        "attn_k_b.weight": (s.heads, 64, 32),
+        "attn_v_b.weight": (s.heads, 24, 64),
+        "attn_output.weight": (s.hidden, s.heads * 24),
+    }
+
+
 def _plain_attention(s: Sizes) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in _attention(s).items() if "norm" not in name}
 
@@ -214,6 +233,8 @@ PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
     "grouped_delta": lambda s: (
         _gated_attention(s) if (s.layer + 1) % 4 == 0 else _grouped_delta_net(s)
     ),
+    "latent_queries": _latent_queries,
+    "latents": _latents,
     "mixer": lambda s: _plain_attention(s) if s.kv_heads else _mamba(s),
     "per_layer_input": lambda s: {
         "inp_gate.weight": (s.per_layer, s.hidden),
@@ -364,6 +385,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "rope.dimension_count": 16,
             "expert_shared_count": 1,
             "expert_shared_feed_forward_length": None,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+    ),
+    "deepseek2": Architecture(
+        "attn_norm latent_queries latents ffn_norm chosen_experts shared_experts",
+        {
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "attention.head_count_kv": 1,
+            "attention.q_lora_rank": 48,
+            "attention.kv_lora_rank": 64,
+            "attention.key_length": 64 + 16,
+            "attention.value_length": 64,
+            "attention.key_length_mla": 32 + 16,
+            "attention.value_length_mla": 24,
+            "rope.dimension_count": 16,
+            "expert_shared_count": 1,
             "leading_dense_block_count": 1,
             "expert_gating_func": 2,
             "expert_weights_norm": True,

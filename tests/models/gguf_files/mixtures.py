@@ -22,6 +22,25 @@ _HYBRID_EXPERTS = {
 _SHARED_WIDTH = {"expert_shared_feed_forward_length": 64}
 _HEAD_NORMS = {"blk.*.attn_q_norm.weight": (32,), "blk.*.attn_k_norm.weight": (32,)}
 _NO_CHOICE = {f"blk.{layer}.exp_probs_b.bias": None for layer in range(4)}
+_SOFTMAX = {"expert_gating_func": 1, "expert_weights_norm": None}
+_OLD_SIZES = {
+    "attention.head_count_kv": 4,
+    "attention.key_length": 48,
+    "attention.value_length": 24,
+    "attention.key_length_mla": None,
+    "attention.value_length_mla": None,
+}
+_OLD = {
+    "blk.*.attn_k_b.weight": None,
+    "blk.*.attn_v_b.weight": None,
+    "blk.*.attn_kv_b.weight": (4 * (32 + 24), 64),
+}
+_DIRECT_QUERIES = {
+    "blk.*.attn_q_a.weight": None,
+    "blk.*.attn_q_a_norm.weight": None,
+    "blk.*.attn_q_b.weight": None,
+    "blk.*.attn_q.weight": (4 * 48, 128),
+}
 
 MIXTURES: Mapping[str, Case] = {
     "olmoe": case("olmoe"),
@@ -59,6 +78,28 @@ MIXTURES: Mapping[str, Case] = {
     "ernie4_5-moe, sigmoid": case("ernie4_5-moe", {"expert_gating_func": 2}),
     "ernie4_5-moe, no bias of choice": case("ernie4_5-moe", tensors=_NO_CHOICE),
     "ernie4_5-moe, tied": case("ernie4_5-moe", tensors=TIED),
+    "deepseek2": case("deepseek2"),
+    "deepseek2, epsilon": case("deepseek2", {"attention.layer_norm_rms_epsilon": 1e-2}),
+    "deepseek2, yarn": case("deepseek2", YARN),
+    "deepseek2, yarn, multiplier": case(
+        "deepseek2", YARN, {"rope.scaling.yarn_log_multiplier": 0.0707}
+    ),
+    "deepseek2, groups": case("deepseek2", {"expert_group_count": 2, "expert_group_used_count": 1}),
+    "deepseek2, weights as they are": case(
+        "deepseek2", {"expert_weights_norm": None, "expert_weights_scale": None}
+    ),
+    "deepseek2, softmax": case("deepseek2", _SOFTMAX, tensors=_NO_CHOICE),
+    "deepseek2, softmax, bias of choice": case("deepseek2", _SOFTMAX),
+    "deepseek2, softmax, normalised": case(
+        "deepseek2", {"expert_gating_func": 1}, tensors=_NO_CHOICE
+    ),
+    "deepseek2, gating absent": case(
+        "deepseek2", _SOFTMAX, {"expert_gating_func": None}, tensors=_NO_CHOICE
+    ),
+    "deepseek2, sizes of old files": case("deepseek2", _OLD_SIZES, tensors=_OLD),
+    "deepseek2, 27 layers": case(
+        "deepseek2", {"block_count": 27, "attention.q_lora_rank": None}, tensors=_DIRECT_QUERIES
+    ),
     "granitemoe": case("granitemoe"),
     "granitemoe, shared": case("granitemoe", _SHARED_WIDTH, tensors=_GRANITE_SHARED),
     "granitemoe, expert_weights_norm false": case("granitemoe", {"expert_weights_norm": False}),

@@ -13,6 +13,7 @@ from typing import Any
 
 from draftwise.checkpoints.gguf import delta_net
 from draftwise.checkpoints.gguf import gemma_settings as gemmas
+from draftwise.checkpoints.gguf import latent_attention as latent
 from draftwise.checkpoints.gguf import mixture_settings as mixtures
 from draftwise.checkpoints.gguf import model_settings as models
 from draftwise.checkpoints.gguf import parameter_names as names
@@ -44,6 +45,7 @@ class Architecture:
         rotary_tensors: tensors of the rotary embedding that it may have.
         rotates_part: whether only the first numbers of a head may be rotated.
         has_free_heads: whether heads may have another size than hidden size / heads.
+        head_size: numbers of a head, where other keys say it than usually.
         head: whether the output projection has its own tensor; ``None`` if it may.
         is_permuted: whether rows of queries and keys that are rotated together are stored next to
             each other, and not half a head apart.
@@ -54,6 +56,7 @@ class Architecture:
         unused: tensors that a file may have although the model does not use them.
         has_mtp: whether the last blocks may be those of MTP layers, which the model does not use.
         mtp_copies: tensors of an MTP layer that are copies of the model's embedding and projection.
+        has_latents: whether queries, keys and values are computed from normalised latent vectors.
     """
 
     model_type: str
@@ -65,6 +68,7 @@ class Architecture:
     rotary_tensors: frozenset[str] = frozenset()
     rotates_part: bool = False
     has_free_heads: bool = False
+    head_size: Callable[[Metadata], int] | None = None
     head: bool | None = None
     is_permuted: bool = False
     adds_one: bool = False
@@ -74,6 +78,7 @@ class Architecture:
     unused: Callable[[Metadata], Iterable[str]] = lambda metadata: ()
     has_mtp: bool = False
     mtp_copies: frozenset[str] = frozenset()
+    has_latents: bool = False
 
 
 _UNREAD = "llama.cpp does not read it for this architecture"
@@ -304,6 +309,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         joined=names.GLM4_EXPERTS,
         has_mtp=True,
         mtp_copies=frozenset({"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}),
+    ),
+    "deepseek2": Architecture(
+        "deepseek_v3",
+        latent.deepseek2,
+        names.DEEPSEEK,
+        head_size=latent.rotated_size,
+        joined=names.GLM4_EXPERTS,
+        joined_by=latent.keys_and_values,
+        has_latents=True,
     ),
     "exaone4": Architecture(
         "exaone4",

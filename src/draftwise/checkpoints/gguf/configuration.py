@@ -95,7 +95,10 @@ def _settings(
     if architecture.head and HEAD not in file.tensors:
         raise file.error(f"has no tensor {HEAD!r}")
     hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
-    head_size = _head_size(metadata, architecture, hidden // heads)
+    if architecture.head_size is None:
+        head_size = _head_size(metadata, architecture, hidden // heads)
+    else:
+        head_size = architecture.head_size(metadata)
     rotated = metadata.count("rope.dimension_count", head_size)
     if (
         rotated % 2

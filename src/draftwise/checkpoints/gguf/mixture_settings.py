@@ -28,7 +28,7 @@ def _scored_by_sigmoid(metadata: Metadata) -> None:
     metadata.require("expert_gating_func", _SIGMOID, because=because)
 
 
-def _num_dense(metadata: Metadata) -> int:
+def num_dense(metadata: Metadata) -> int:
     """Number of layers without experts, which are the first ones."""
     name = "leading_dense_block_count"
     found = metadata.value(name, 0)
@@ -47,7 +47,7 @@ def glm4moe(metadata: Metadata, shape: Shape) -> Settings:
         "num_experts_per_tok": experts["num_experts_per_tok"],
         "n_shared_experts": metadata.count("expert_shared_count"),
         "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "first_k_dense_replace": _num_dense(metadata),
+        "first_k_dense_replace": num_dense(metadata),
         "norm_topk_prob": metadata.flag("expert_weights_norm", False),
         "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
         "n_group": 1,
@@ -65,7 +65,7 @@ def lfm2moe(metadata: Metadata, shape: Shape) -> Settings:
         **settings,
         **experts_settings(metadata),
         "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "num_dense_layers": _num_dense(metadata),
+        "num_dense_layers": num_dense(metadata),
         "norm_topk_prob": True,
         "use_expert_bias": has_tensors(metadata, "exp_probs_b.bias"),
         "routed_scaling_factor": 1.0,
@@ -93,7 +93,7 @@ def ernie4_5_moe(metadata: Metadata, shape: Shape) -> Settings:
         "moe_k": experts["num_experts_per_tok"],
         "moe_intermediate_size": inner,
         "moe_num_shared_experts": shared // inner,
-        "moe_layer_start_index": _num_dense(metadata),
+        "moe_layer_start_index": num_dense(metadata),
         "moe_layer_end_index": shape.num_layers - 1,
         "moe_layer_interval": 1,
     }

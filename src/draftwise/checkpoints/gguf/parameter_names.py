@@ -238,6 +238,19 @@ GLM4_MOE: Names = {
     **of_layers({"post_attention_layernorm": "post_attention_norm"}),
     **MTP,
 }
+DEEPSEEK: Names = {
+    **SHARED_EXPERTS,
+    **of_layers(
+        {
+            "self_attn.q_a_proj": "attn_q_a",
+            "self_attn.q_a_layernorm": "attn_q_a_norm",
+            "self_attn.q_b_proj": "attn_q_b",
+            "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+            "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+            "self_attn.kv_b_proj": "attn_kv_b",
+        }
+    ),
+}
 
 
 def _experts_of(module: str) -> dict[str, Joined]:

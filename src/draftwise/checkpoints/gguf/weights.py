@@ -15,6 +15,7 @@ from transformers.modeling_layers import MtpModel
 
 from draftwise.checkpoints.gguf.configuration import architecture_of, is_tied
 from draftwise.checkpoints.gguf.file import GgufFile
+from draftwise.checkpoints.gguf.latent_attention import set_epsilons
 from draftwise.checkpoints.gguf.metadata import Metadata
 from draftwise.checkpoints.gguf.parameter_names import MTP
 from draftwise.checkpoints.gguf.tensors import HEAD, Source, mtp_sources, sources
@@ -57,7 +58,7 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         attn_implementation=ATTENTION_NAME,
         output_loading_info=True,
     )
-    _check_rotary(file, model)
+    _finish(file, model)
     lost = sorted({*report["missing_keys"], *report["unexpected_keys"]})
     if lost:
         raise file.error(f"cannot be loaded by transformers: {lost[0]!r} is not a parameter")
@@ -85,7 +86,7 @@ def load_stored(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=ATTENTION_NAME
         )
-    _check_rotary(file, model)
+    _finish(file, model)
     found = sources(file, model.state_dict())
     _fill(file, model, found, dtype, keeps_blocks=True)
     if is_tied(file):
@@ -201,6 +202,13 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _finish(file: GgufFile, model: Any) -> None:
+    """Complete what the configuration cannot say, and refuse what the model cannot compute."""
+    if architecture_of(file).has_latents:
+        set_epsilons(model, model.config.rms_norm_eps)
+    _check_rotary(file, model)
 
 
 def _check_rotary(file: GgufFile, model: Any) -> None:
