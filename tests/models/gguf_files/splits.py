@@ -43,6 +43,7 @@ NAMES = (
     *("glm5", "minicpm5", "qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"),
     *("stablelm2", "hunyuan", "solar-open", "grok-2", "qwen35", "gpt-4o", "llama4", "kanana2"),
     *("talkie", "minimax-m2", "tekken", "deepseek-v3", "hunyuan-dense", "joyai-llm"),
+    "deepseek-llm",
     *("deepseek-coder", "seed-coder", "falcon", "bloom", "gpt3-finnish", "poro-chat", "viking"),
     "default",
 )

@@ -91,6 +91,16 @@ _GROUPS: Mapping[str, PreTokenizer] = {
     "deepseek-v3 hunyuan-dense joyai-llm": PreTokenizer(
         (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _PUNCTUATED_WORDS)
     ),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            "[一-龥ࠀ-一가-퟿]+",
+            r"\p{N}+",
+        )
+    ),
     "deepseek-coder": PreTokenizer(
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT)
     ),
