@@ -27,6 +27,8 @@ NAMES = {
     "gemma4, experts": (),
     "glm4": (),
     "deepseek2": (),
+    "nemotron_h": (),
+    "nemotron_h_moe": (),
     "granitemoe, shared": (),
     "lfm2moe": (),
     "minimax-m2": (),

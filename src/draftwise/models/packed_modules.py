@@ -33,6 +33,8 @@ from draftwise.models.memory import ScratchMemory
 _MEMORY = threading.local()
 # Expanded weights are faster in the native kernels if fewer are kept in blocks.
 _LEAST_SHARE = 0.5
+# The inner weight of experts, and the method that computes what their outer weight reads.
+_GATED, _UNGATED = ("gate_up_proj", "_apply_gate"), ("up_proj", "act_fn")
 
 
 class PackedRows:
@@ -77,7 +79,7 @@ class _StoredEmbedding(nn.Embedding):
 class _PackedExperts(nn.Module):
     """Experts with packed rows. Those that the tokens of a pass chose are read once."""
 
-    # Of each expert: one product, or those of gate and up projection.
+    # Of each expert: one product, or those of gate and up projection. Some have no gate.
     inner: list[list[PackedRows]]
     outer: list[PackedRows]
 
@@ -93,8 +95,9 @@ class _PackedExperts(nn.Module):
             parts = [product(chosen) for product in self.inner[expert]]
             inner = _joined(parts, own.is_concatenated)
             if own.has_bias:
-                inner += own.gate_up_proj_bias[expert]
-            outputs = self.outer[expert](own._apply_gate(inner))
+                inner += (own.gate_up_proj_bias if own.has_gate else own.up_proj_bias)[expert]
+            activated = own._apply_gate(inner) if own.has_gate else own.act_fn(inner)
+            outputs = self.outer[expert](activated)
             if own.has_bias:
                 outputs += own.down_proj_bias[expert]
             result.index_add_(0, token, outputs * top_k_weights[token, choice, None].float())
@@ -126,11 +129,13 @@ def _share_in_blocks(model: nn.Module) -> float:
 def _can_pack(module: Any) -> bool:
     experts = stored_experts(module)
     if experts:
-        known = {"_apply_gate", "is_concatenated", "has_bias", "has_gate", "has_post_expert_norm"}
+        known = {"is_concatenated", "has_bias", "has_gate", "has_post_expert_norm"}
+        if not all(hasattr(module, name) for name in known):
+            return False
+        inner, function = _GATED if module.has_gate else _UNGATED
         return (
-            experts.keys() == {"gate_up_proj", "down_proj"}
-            and all(hasattr(module, name) for name in known)
-            and module.has_gate
+            experts.keys() == {inner, "down_proj"}
+            and hasattr(module, function)
             and not module.has_post_expert_norm
             and all(is_packable(part) for each in experts.values() for part in each)
         )
@@ -194,7 +199,7 @@ def pack_experts(module: Any) -> None:
         pieces = (part.rows(at * size, (at + 1) * size) for at in range(count))
         return [PackedRows([piece], library) for piece in pieces]
 
-    inner = [packed(part) for part in experts["gate_up_proj"]]
+    inner = [packed(part) for part in experts[(_GATED if module.has_gate else _UNGATED)[0]]]
     _become(module, _PackedExperts)
     module.inner = [list(each) for each in zip(*inner, strict=True)]
     (module.outer,) = (packed(part) for part in experts["down_proj"])

@@ -168,6 +168,20 @@ def _mamba(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _nemotron_block(s: Sizes) -> dict[str, Any]:
+    """A layer of attention, of Mamba-2, or a feed-forward block."""
+    if s.kv_heads:
+        return _plain_attention(s)
+    if not s.inner:
+        return _mamba(s)
+    if not s.experts:
+        return {name: shape for name, shape in _gated(s).items() if "gate" not in name}
+    own = {**_experts(s, s.expert_inner), **_shared_experts(s), "exp_probs_b.bias": (s.experts,)}
+    return {name: shape for name, shape in own.items() if name[:9] not in ("ffn_gate_",)} | {
+        "ffn_gate_inp.weight": (s.experts, s.hidden)
+    }
+
+
 def _short_convolution(s: Sizes) -> dict[str, tuple[int, ...]]:
     return {
         "shortconv.conv.weight": (s.hidden, 3),
@@ -235,6 +249,7 @@ PARTS: Mapping[str, Callable[[Sizes], dict[str, tuple[int, ...]]]] = {
     ),
     "latent_queries": _latent_queries,
     "latents": _latents,
+    "nemotron_block": _nemotron_block,
     "mixer": lambda s: _plain_attention(s) if s.kv_heads else _mamba(s),
     "per_layer_input": lambda s: {
         "inp_gate.weight": (s.per_layer, s.hidden),
@@ -301,6 +316,19 @@ _DELTA_NET = {
     "ssm.time_step_rank": 4,
 }
 
+_NEMOTRON_H = {
+    **_HEADS,
+    "block_count": 5,
+    "attention.layer_norm_epsilon": 1e-5,
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 192, 0, 192, 0],
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 256,
+    "ssm.time_step_rank": 8,
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_LLAMA, _ROTATED),
     "mistral3": Architecture(_LLAMA, {**_HEADS, **_ROTATED}),
@@ -360,6 +388,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         {**_TIED, "output_norm.weight": None, "token_embd_norm.weight": (_ROWS,)},
         {"token_embd": 0.5, "token_embd_norm": 4.0},
+    ),
+    "nemotron_h": Architecture("attn_norm nemotron_block", _NEMOTRON_H),
+    "nemotron_h_moe": Architecture(
+        "attn_norm nemotron_block",
+        {
+            **_NEMOTRON_H,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "expert_shared_feed_forward_length": 64,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
     ),
     "olmoe": Architecture(
         "attn_norm qkv norms_of_all_heads attn_output ffn_norm whole_experts",

@@ -22,6 +22,21 @@ _HYBRID_EXPERTS = {
 _SHARED_WIDTH = {"expert_shared_feed_forward_length": 64}
 _HEAD_NORMS = {"blk.*.attn_q_norm.weight": (32,), "blk.*.attn_k_norm.weight": (32,)}
 _NO_CHOICE = {f"blk.{layer}.exp_probs_b.bias": None for layer in range(4)}
+_QKV_BIAS_OF_ATTENTION = {
+    "blk.2.attn_q.bias": (128,),
+    "blk.2.attn_k.bias": (64,),
+    "blk.2.attn_v.bias": (64,),
+}
+_LATENT_EXPERTS = {
+    f"blk.{layer}.{name}.weight": shape
+    for layer in (1, 3)
+    for name, shape in {
+        "ffn_up_exps": (4, 96, 64),
+        "ffn_down_exps": (4, 64, 96),
+        "ffn_latent_down": (64, 128),
+        "ffn_latent_up": (128, 64),
+    }.items()
+}
 _SOFTMAX = {"expert_gating_func": 1, "expert_weights_norm": None}
 _OLD_SIZES = {
     "attention.head_count_kv": 4,
@@ -43,6 +58,18 @@ _DIRECT_QUERIES = {
 }
 
 MIXTURES: Mapping[str, Case] = {
+    "nemotron_h": case("nemotron_h"),
+    "nemotron_h, epsilon": case("nemotron_h", {"attention.layer_norm_rms_epsilon": 1e-1}),
+    "nemotron_h, other epsilon": case("nemotron_h", {"attention.layer_norm_epsilon": 1e-1}),
+    "nemotron_h, qkv bias": case("nemotron_h", tensors=_QKV_BIAS_OF_ATTENTION),
+    "nemotron_h_moe": case("nemotron_h_moe"),
+    "nemotron_h_moe, weights as they are": case(
+        "nemotron_h_moe", {"expert_weights_norm": None, "expert_weights_scale": None}
+    ),
+    "nemotron_h_moe, softmax": case("nemotron_h_moe", {"expert_gating_func": 1}),
+    "nemotron_h_moe, latent": case(
+        "nemotron_h_moe", {"moe_latent_size": 64}, tensors=_LATENT_EXPERTS
+    ),
     "olmoe": case("olmoe"),
     "olmoe, expert_weights_norm": case("olmoe", {"expert_weights_norm": True}),
     "olmoe, expert_weights_scale": case("olmoe", {"expert_weights_scale": 2.5}),
@@ -84,6 +111,7 @@ MIXTURES: Mapping[str, Case] = {
     "deepseek2, yarn, multiplier": case(
         "deepseek2", YARN, {"rope.scaling.yarn_log_multiplier": 0.0707}
     ),
+    "deepseek2, linear": case("deepseek2", LINEAR),
     "deepseek2, groups": case("deepseek2", {"expert_group_count": 2, "expert_group_used_count": 1}),
     "deepseek2, weights as they are": case(
         "deepseek2", {"expert_weights_norm": None, "expert_weights_scale": None}

@@ -156,6 +156,15 @@ _QWEN35_MOE = replace(
     ignored=_EXPERTS_UNREAD,
     joined=names.EXPERTS,
 )
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    mixtures.nemotron_h,
+    names.NEMOTRON_H,
+    "layer_norm_epsilon",
+    ignored={"expert_gating_func": _ROUTING, "expert_shared_count": _ROUTING},
+    has_free_heads=True,
+    joined=names.NEMOTRON_PARTS,
+)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         "llama",
@@ -366,6 +375,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         head=True,
         adds_one=True,
     ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
     "starcoder2": Architecture(
         "starcoder2",
         models.starcoder2,

@@ -89,6 +89,9 @@ def _rotary(metadata: Metadata, shape: Shape) -> Settings:
         parameters["mscale_all_dim"] = 10 * multiplier or 1.0
         if multiplier:
             parameters["attention_factor"] /= mscale(shape.rotary.factor)
+    elif parameters["rope_type"] != "default":
+        because = "positions of this architecture are only extended by 'yarn'"
+        raise metadata.refuse("rope.scaling.type", because)
     return parameters
 
 

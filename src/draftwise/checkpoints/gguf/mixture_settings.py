@@ -110,6 +110,54 @@ def minimax_m2(metadata: Metadata, shape: Shape) -> Settings:
     }
 
 
+def nemotron_h(metadata: Metadata, shape: Shape) -> Settings:
+    """Nemotron-H, 2 and 3: each layer is of attention, of Mamba-2, or a feed-forward block."""
+    kv_heads = metadata.counts("attention.head_count_kv")
+    widths = metadata.counts("feed_forward_length")
+    has_experts = bool(metadata.value("expert_count", 0))
+    block = "moe" if has_experts else "mlp"
+    if len(set(kv_heads) - {0}) != 1:
+        name = "attention.head_count_kv"
+        raise metadata.refuse(name, "layers of attention must have the same number, and exist")
+    if len(set(widths) - {0}) != 1:
+        name = "feed_forward_length"
+        raise metadata.refuse(name, "feed-forward blocks must have the same size, and exist")
+    inner, heads = metadata.count("ssm.inner_size"), metadata.count("ssm.time_step_rank")
+    if inner % heads:
+        raise metadata.refuse("ssm.inner_size", f"it must be a multiple of the {heads} heads")
+    return {
+        "num_key_value_heads": max(kv_heads),
+        "intermediate_size": max(widths),
+        "layers_block_type": [
+            "full_attention" if kv else block if width else "linear_attention"
+            for kv, width in zip(kv_heads, widths, strict=True)
+        ],
+        "mlp_bias": has_tensors(metadata, "ffn_up.bias", "ffn_down.bias"),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "n_groups": metadata.count("ssm.group_count"),
+        "ssm_state_size": metadata.count("ssm.state_size"),
+        "conv_kernel": metadata.count("ssm.conv_kernel"),
+        "use_conv_bias": has_tensors(metadata, "ssm_conv1d.bias"),
+        **(_nemotron_experts(metadata) if has_experts else {}),
+    }
+
+
+def _nemotron_experts(metadata: Metadata) -> Settings:
+    experts = experts_settings(metadata)
+    return {
+        "n_routed_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
+        "moe_latent_size": metadata.value("moe_latent_size") or None,
+        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+
 def granitemoe(metadata: Metadata, shape: Shape) -> Settings:
     """Granite with experts, and an expert that all tokens read if the file has one."""
     settings = granite(metadata, shape)

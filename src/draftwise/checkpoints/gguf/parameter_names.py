@@ -138,16 +138,21 @@ GRANITE_HYBRID: Names = {
         }
     ),
 }
-GRANITE_MAMBA = by_layer(
-    {
-        "mamba.conv1d.weight": Joined.of_layer("ssm_conv1d.weight", join=of_channels),
-        "mamba.conv1d.bias": Joined.of_layer("ssm_conv1d.bias"),
-        "mamba.dt_bias": Joined.of_layer("ssm_dt.bias"),
-        "mamba.A_log": Joined.of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())),
-        "mamba.D": Joined.of_layer("ssm_d", join=torch.flatten),
-        "mamba.norm.weight": Joined.of_layer("ssm_norm.weight", join=torch.flatten),
+
+
+def _mamba_of(module: str) -> dict[str, Joined]:
+    """The parameters of Mamba-2 in a module of a layer, beside its projections."""
+    return {
+        f"{module}.conv1d.weight": Joined.of_layer("ssm_conv1d.weight", join=of_channels),
+        f"{module}.conv1d.bias": Joined.of_layer("ssm_conv1d.bias"),
+        f"{module}.dt_bias": Joined.of_layer("ssm_dt.bias"),
+        f"{module}.A_log": Joined.of_layer("ssm_a", join=lambda a: torch.log(-a.flatten())),
+        f"{module}.D": Joined.of_layer("ssm_d", join=torch.flatten),
+        f"{module}.norm.weight": Joined.of_layer("ssm_norm.weight", join=torch.flatten),
     }
-)
+
+
+GRANITE_MAMBA = by_layer(_mamba_of("mamba"))
 # Of an MTP layer, beside what other layers have.
 MTP: Names = of_layers(
     {
@@ -226,6 +231,29 @@ GPT2: Names = {
     **{f"transformer.h.*.{name}": _TENSORS + tensor for name, tensor in _GPT2_LAYER.items()},
 }
 
+NEMOTRON_H: Names = {
+    "model.embeddings": "token_embd",
+    "model.norm_f": "output_norm",
+    "lm_head": "output",
+    **of_layers(
+        {
+            "norm": "attn_norm",
+            "mixer.in_proj": "ssm_in",
+            "mixer.out_proj": "ssm_out",
+            "mixer.q_proj": "attn_q",
+            "mixer.k_proj": "attn_k",
+            "mixer.v_proj": "attn_v",
+            "mixer.o_proj": "attn_output",
+            "mixer.up_proj": "ffn_up",
+            "mixer.down_proj": "ffn_down",
+            "mixer.gate": "ffn_gate_inp",
+            "mixer.shared_experts.up_proj": "ffn_up_shexp",
+            "mixer.shared_experts.down_proj": "ffn_down_shexp",
+            "mixer.fc1_latent_proj": "ffn_latent_down",
+            "mixer.fc2_latent_proj": "ffn_latent_up",
+        }
+    ),
+}
 # With experts that all tokens read.
 SHARED_EXPERTS: Names = {
     **LLAMA,
@@ -291,6 +319,14 @@ LFM2_EXPERTS = {
     **LFM2_CONVOLUTION,
     **by_layer({**_experts_of("feed_forward"), **_choice("feed_forward.expert_bias")}),
 }
+NEMOTRON_PARTS = by_layer(
+    {
+        **_mamba_of("mixer"),
+        "mixer.experts.up_proj": Joined.of_layer("ffn_up_exps.weight"),
+        "mixer.experts.down_proj": Joined.of_layer("ffn_down_exps.weight"),
+        **_choice("mixer.gate.e_score_correction_bias"),
+    }
+)
 GRANITE_EXPERTS = by_layer(_experts_of("block_sparse_moe"))
 GPT_OSS_EXPERTS = by_layer(
     {

@@ -24,7 +24,7 @@ from draftwise.checkpoints.rotary import rotary_settings
 from draftwise.checkpoints.support import ATTENTION_NAME
 
 # Parameters of layers of experts.
-_EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
+_EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
