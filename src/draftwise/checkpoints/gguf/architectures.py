@@ -245,7 +245,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         has_free_heads=True,
         joined=names.EXPERTS,
     ),
-    "olmoe": Architecture("olmoe", mixtures.olmoe, ignored=_ROUTER_UNREAD, joined=names.EXPERTS),
+    "olmoe": Architecture(
+        "olmoe", mixtures.olmoe, ignored=_ROUTER_UNREAD, head=True, joined=names.EXPERTS
+    ),
     "minimax-m2": Architecture(
         "minimax_m2",
         mixtures.minimax_m2,
