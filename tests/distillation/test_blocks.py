@@ -205,6 +205,18 @@ def test_training_lowers_the_loss_and_raises_the_acceptance(models, kind, loss):
         assert not torch.equal(head.confidence_temperatures, torch.ones(6))
 
 
+def test_kept_readings_give_the_same_loss(models):
+    """What the target gives to all tokens is computed once for each row, and not in each step."""
+    made, teacher, rows = prepared(models, "dspark", random_documents())
+    task = made.task
+    begins = task.eligible(rows)
+    kept = task._readings.of(range(len(rows)))
+    assert kept.log_sums is not None
+    expected = task.loss(rows, teacher.read(rows), begins)
+    torch.testing.assert_close(task.loss(rows, kept, begins), expected)
+    assert task._readings.of([0]).log_sums.shape == (1, LENGTH)
+
+
 def test_rows_without_anything_to_learn(models):
     made, teacher, _ = prepared(models, "dspark", random_documents())
     rows = pack_documents([Document(tuple(range(10)), 10)], LENGTH)

@@ -121,9 +121,7 @@ class DSparkRecipe(DFlashRecipe):
 
     def completed(self, prepared: Prepared, head: BlockHead, teacher: Teacher) -> Prepared:
         """See :class:`DFlashRecipe`."""
-        measure = partial(
-            calibrate, head, teacher.embedding, prepared.chain_logits, prepared.target_ids
-        )
+        measure = partial(calibrate, head, teacher.embedding, prepared.target_ids)
         return replace(prepared, measure=measure)
 
 

@@ -112,7 +112,8 @@ class BlockTask(RowTask[BlockHead]):
         self._own_ids = torch.full((teacher.vocab_size,), -1, device=teacher.device)
         self._own_ids[self._target_ids] = torch.arange(len(target_ids), device=teacher.device)
         self._num_anchors, self._seed = settings.num_anchors, settings.seed
-        self._readings = Readings(teacher, rows, settings.state_gib)
+        self._is_partial = head.confidence_head is not None and len(target_ids) < teacher.vocab_size
+        self._readings = Readings(teacher, rows, settings.state_gib, has_log_sums=self._is_partial)
 
     @property
     def rows_per_pass(self) -> int:
@@ -205,9 +206,11 @@ class BlockTask(RowTask[BlockHead]):
         final = reading.final[needed]
         logits = self._teacher.logits(final, self._target_ids).float()
         mass = torch.ones(len(final), 1, device=final.device)
-        if self.model.confidence_head is not None and logits.shape[1] < self._teacher.vocab_size:
-            log_sums, _ = self._teacher.normalizers(final, torch.ones_like(mass[:, 0]))
-            mass = (logits.logsumexp(dim=-1) - log_sums).exp().unsqueeze(1)
+        if self._is_partial:
+            log_sums = reading.log_sums
+            if log_sums is None:
+                log_sums = self._teacher.log_sums(reading.final, needed)
+            mass = (logits.logsumexp(dim=-1) - log_sums[needed]).exp().unsqueeze(1)
         place = torch.cumsum(needed.flatten(), 0).view(needed.shape) - 1
         places = place[rows, columns.clamp(max=length - 1)]
         return TargetDistributions(logits.softmax(dim=-1), mass, places)
@@ -264,11 +267,18 @@ def chain_logits_of_block(
     :data:`draftwise.distillation.evaluation.ChainLogits`.
     """
     with reading.autocast():
-        hidden, before, is_anchor = blocks_along(head, embedding, rows, reading, begins)
-        features = head.features(hidden, before)
-        for k in range(num_steps):
-            own = None if features is None else features[..., k, :][is_anchor]
-            yield head.logits(hidden[..., k, :][is_anchor], own)
+        blocks = blocks_along(head, embedding, rows, reading, begins)
+        yield from logits_along(head, *blocks, num_steps)
+
+
+def logits_along(
+    head: BlockHead, hidden: Tensor, before: Tensor, is_anchor: Tensor, num_steps: int
+) -> Iterator[Tensor]:
+    """``[blocks, draft_vocab]`` of each of the first tokens of blocks; see :func:`blocks_along`."""
+    features = head.features(hidden, before)
+    for k in range(num_steps):
+        own = None if features is None else features[..., k, :][is_anchor]
+        yield head.logits(hidden[..., k, :][is_anchor], own)
 
 
 def blocks_along(

@@ -7,14 +7,16 @@ c_k is divided by the temperature with which this product has the smallest calib
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from draftwise.distillation.block_head import BlockHead
-from draftwise.distillation.block_task import blocks_along
-from draftwise.distillation.evaluation import ChainLogits, HeldOut
+from draftwise.distillation.block_task import blocks_along, logits_along
+from draftwise.distillation.documents import Rows
+from draftwise.distillation.evaluation import HeldOut
+from draftwise.distillation.teacher import Reading
 
 # Temperatures that are tried: 1/4 … 4, each 5 % above the one before.
 _GRID = torch.logspace(-2, 2, 58, base=2.0)
@@ -23,18 +25,13 @@ _NUM_BINS = 15
 
 @torch.no_grad()
 def calibrate(
-    head: BlockHead,
-    embedding: Tensor,
-    chain_logits: ChainLogits,
-    target_ids: Tensor,
-    held_out: HeldOut,
+    head: BlockHead, embedding: Tensor, target_ids: Tensor, held_out: HeldOut
 ) -> Mapping[str, float]:
     """Find the temperatures of a head's confidence, and set them.
 
     Args:
         head: a head with a confidence head.
         embedding: ``[vocab, hidden]`` of the target.
-        chain_logits: what the head proposes along given texts.
         target_ids: ``[draft_vocab]`` the target's ids of its tokens.
         held_out: held-out answers, at the temperatures at which they were given.
 
@@ -42,16 +39,20 @@ def calibrate(
         ``confidence_error_raw`` and ``confidence_error``: the mean calibration error over the
         tokens of a block before and after; empty if no answer is long enough.
     """
-    logits, accepted = [], []
-    for draft in held_out.followed(chain_logits, target_ids, head.config.num_drafted):
-        hidden, before, is_anchor = blocks_along(
-            head, embedding, draft.rows, draft.reading, draft.begins
-        )
-        found = head.confidence_logits(hidden, before)
-        assert found is not None
-        logits.append(found[is_anchor])
-        accepted.append(draft.accepted.T.cumprod(dim=1))
-    if not logits:
+    logits: list[Tensor] = []
+
+    def chain(rows: Rows, reading: Reading, begins: Tensor, num_steps: int) -> Iterator[Tensor]:
+        """What the head proposes along given texts. Its confidence is noted on the way."""
+        with reading.autocast():
+            hidden, before, is_anchor = blocks_along(head, embedding, rows, reading, begins)
+            found = head.confidence_logits(hidden, before)
+            assert found is not None
+            logits.append(found[is_anchor])
+            yield from logits_along(head, hidden, before, is_anchor, num_steps)
+
+    drafts = held_out.followed(chain, target_ids, head.config.num_drafted)
+    accepted = [draft.accepted.T.cumprod(dim=1) for draft in drafts]
+    if not accepted:
         return {}
     own, reached = torch.cat(logits), torch.cat(accepted)
     temperatures, errors = sequential_temperatures(own, reached)

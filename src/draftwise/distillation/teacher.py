@@ -38,10 +38,13 @@ class Reading:
     Attributes:
         states: ``[rows, length, num_states * hidden]`` hidden states side by side.
         final: ``[rows, length, hidden]`` what the target's projection to its vocabulary reads.
+        log_sums: ``[rows, length]`` float32 logarithm of the sum over all tokens of exp(logit), of
+            the positions that are needed; ``None`` if they were not computed.
     """
 
     states: Tensor
     final: Tensor
+    log_sums: Tensor | None = None
 
     def autocast(self) -> torch.autocast:
         """Computation in bfloat16 where the target has bfloat16 weights."""
@@ -237,6 +240,19 @@ class Teacher:
             scaled = logits.div_(temperatures[first : first + _CHUNK, None])
             sums.append(scaled.logsumexp(dim=-1))
         return torch.cat(sums), torch.cat(best)
+
+    def log_sums(self, final: Tensor, needed: Tensor) -> Tensor:
+        """``[rows, length]`` :attr:`Reading.log_sums`, and 0 where they are not needed.
+
+        Args:
+            final: ``[rows, length, hidden]``.
+            needed: ``[rows, length]`` where they are computed.
+        """
+        found = torch.zeros(needed.shape, device=final.device)
+        rows = final[needed]
+        if len(rows):
+            found[needed] = self.normalizers(rows, torch.ones(len(rows), device=final.device))[0]
+        return found
 
     def _rows_of(self, target_ids: Tensor) -> Tensor:
         """``[m, hidden]`` the projection to some tokens."""
