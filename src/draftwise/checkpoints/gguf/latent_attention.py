@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.gguf.metadata import Metadata
-from draftwise.checkpoints.gguf.mixture_settings import num_dense
+from draftwise.checkpoints.gguf.mixture_settings import routed_experts
 from draftwise.checkpoints.gguf.parameter_names import Joined, by_layer
 from draftwise.checkpoints.gguf.rotary import mscale
 from draftwise.checkpoints.gguf.shared_settings import (
     Settings,
     Shape,
     attention_bias,
-    experts_settings,
     has_tensors,
 )
 
@@ -50,7 +49,6 @@ def deepseek2(metadata: Metadata, shape: Shape) -> Settings:
         ("attention.key_length", "attention.value_length", "attention.head_count_kv")
     )  # of the form that llama.cpp computes
     has_latent = metadata.num_layers not in _LAYERS_WITHOUT_LATENT_QUERIES
-    experts = experts_settings(metadata)
     settings = {
         **attention_bias(metadata),
         "num_key_value_heads": shape.heads,
@@ -59,13 +57,7 @@ def deepseek2(metadata: Metadata, shape: Shape) -> Settings:
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
-        "n_routed_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
-        "n_shared_experts": metadata.count("expert_shared_count"),
-        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "first_k_dense_replace": num_dense(metadata),
-        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
-        "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
+        **routed_experts(metadata),
         "rope_parameters": _rotary(metadata, shape),
     }
     metadata.ignore(("attention.q_lora_rank",))
@@ -74,7 +66,7 @@ def deepseek2(metadata: Metadata, shape: Shape) -> Settings:
     usual = _SIGMOID if is_glm else _SOFTMAX
     function = metadata.value("expert_gating_func", 0) or usual
     if function == _SIGMOID:
-        return {**settings, "n_group": 1, "topk_group": 1, "rope_interleave": True}
+        return {**settings, "rope_interleave": True}
     if function != _SOFTMAX or settings["norm_topk_prob"]:
         name = "expert_gating_func" if function != _SOFTMAX else "expert_weights_norm"
         raise metadata.refuse(name, "experts of this architecture are not chosen in this way")

@@ -28,7 +28,30 @@ def _scored_by_sigmoid(metadata: Metadata) -> None:
     metadata.require("expert_gating_func", _SIGMOID, because=because)
 
 
-def num_dense(metadata: Metadata) -> int:
+def routed_experts(metadata: Metadata) -> Settings:
+    """Experts of DeepSeek and of GLM: some are chosen, and all tokens read others."""
+    experts = experts_settings(metadata)
+    return {
+        "n_routed_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "n_shared_experts": metadata.count("expert_shared_count"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "first_k_dense_replace": _num_dense(metadata),
+        **_weights(metadata),
+    }
+
+
+def _weights(metadata: Metadata) -> Settings:
+    """How the weights of a token's experts are computed from their scores, without groups."""
+    return {
+        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+
+def _num_dense(metadata: Metadata) -> int:
     """Number of layers without experts, which are the first ones."""
     name = "leading_dense_block_count"
     found = metadata.value(name, 0)
@@ -39,19 +62,10 @@ def num_dense(metadata: Metadata) -> int:
 
 def glm4moe(metadata: Metadata, shape: Shape) -> Settings:
     """GLM-4.5 to 4.7: a sigmoid with a bias, and experts that all tokens read."""
-    experts = experts_settings(metadata)
     _scored_by_sigmoid(metadata)
     return {
         **attention_bias(metadata),
-        "n_routed_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
-        "n_shared_experts": metadata.count("expert_shared_count"),
-        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "first_k_dense_replace": num_dense(metadata),
-        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
-        "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
-        "n_group": 1,
-        "topk_group": 1,
+        **routed_experts(metadata),
         "use_qk_norm": has_tensors(metadata, "attn_q_norm.weight"),
     }
 
@@ -65,7 +79,7 @@ def lfm2moe(metadata: Metadata, shape: Shape) -> Settings:
         **settings,
         **experts_settings(metadata),
         "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "num_dense_layers": num_dense(metadata),
+        "num_dense_layers": _num_dense(metadata),
         "norm_topk_prob": True,
         "use_expert_bias": has_tensors(metadata, "exp_probs_b.bias"),
         "routed_scaling_factor": 1.0,
@@ -93,7 +107,7 @@ def ernie4_5_moe(metadata: Metadata, shape: Shape) -> Settings:
         "moe_k": experts["num_experts_per_tok"],
         "moe_intermediate_size": inner,
         "moe_num_shared_experts": shared // inner,
-        "moe_layer_start_index": num_dense(metadata),
+        "moe_layer_start_index": _num_dense(metadata),
         "moe_layer_end_index": shape.num_layers - 1,
         "moe_layer_interval": 1,
     }
@@ -151,10 +165,7 @@ def _nemotron_experts(metadata: Metadata) -> Settings:
         "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
         "moe_shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
         "moe_latent_size": metadata.value("moe_latent_size") or None,
-        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
-        "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
-        "n_group": 1,
-        "topk_group": 1,
+        **_weights(metadata),
     }
 
 
