@@ -4,7 +4,7 @@
     python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl \
         --target TARGET --contenders "vllm ngram 8" "vllm suffix" "vllm-draftwise suffix 8"
     python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl \
-        --head zoo:eagle3@200m --contenders "vllm eagle3 5"        # "vllm dflash 7"
+        --head zoo:eagle3@200m --contenders "vllm eagle3 5"
 
 The environment of that interpreter must have vLLM and Draftwise, and vLLM's ``suffix`` also needs
 arctic-inference. Each engine runs in its own process, which is paused between its turns. The report
@@ -39,7 +39,7 @@ def contest(arguments: argparse.Namespace, models: PeerModels) -> list[Peer]:
     """The contenders that the arguments name, and the baseline."""
     made = {}
     for engine in ("vllm", "vllm-draftwise"):
-        for mode in modes_of(engine, True, [arguments.text_tokens], models.head_kind):
+        for mode in modes_of(engine, True, [arguments.text_tokens], models.head is not None):
             log = arguments.logs / f"{engine}{mode.label}.log"
             peer = Peer(engine, mode, arguments.vllm, models, log)
             made[peer.name] = peer
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target@200m")
     parser.add_argument("--draft", default="zoo:draft")
     parser.add_argument("--companion", default="zoo:companion")
-    parser.add_argument("--head", help="head of EAGLE-3 or DFlash, for vLLM's method of that name")
+    parser.add_argument("--head", help="EAGLE-3 head, for vLLM's method eagle3")
     parser.add_argument("--contenders", nargs="+", default=["vllm draft 5", "vllm-draftwise"])
     parser.add_argument("--text-tokens", type=int, default=8, help="longest draft without a model")
     parser.add_argument("--prompts", type=Path, required=True)

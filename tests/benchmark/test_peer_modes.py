@@ -33,11 +33,10 @@ def test_modes_depend_on_the_draft(engine, model, text):
 
 
 def test_an_engine_that_runs_heads():
-    for kind, length in (("eagle3", 5), ("dflash", 7)):
-        plain, head = modes_of("vllm", False, [], head_kind=kind)
-        assert (plain.drafts, head.drafts, head.label) == ("none", "head", f"{kind} {length}")
-        assert head.settings == {"method": kind, "num_speculative_tokens": length}
-        assert [each.drafts for each in modes_of("openvino", False, [], kind)] == ["none"]
+    plain, head = modes_of("vllm", False, [], has_head=True)
+    assert (plain.drafts, head.drafts, head.label) == ("none", "head", "eagle3 5")
+    assert head.settings == {"method": "eagle3", "num_speculative_tokens": 5}
+    assert [mode.drafts for mode in modes_of("openvino", False, [], has_head=True)] == ["none"]
 
 
 def test_a_mode_has_its_draft_length():

@@ -56,8 +56,8 @@ def _draft(num_tokens: int) -> PeerMode:
     return PeerMode("draft", "model").with_length(num_tokens)
 
 
-def _head(kind: str, num_tokens: int) -> PeerMode:
-    return PeerMode(kind, "head", {"method": kind}).with_length(num_tokens)
+def _head(num_tokens: int) -> PeerMode:
+    return PeerMode("eagle3", "head", {"method": "eagle3"}).with_length(num_tokens)
 
 
 def _lookup(label: str, **limits: Any) -> PeerMode:
@@ -97,8 +97,7 @@ PEERS: dict[str, PeerEngine] = {
         (
             _PLAIN,
             _draft(5),
-            _head("eagle3", 5),
-            _head("dflash", 7),
+            _head(5),
             _lookup("ngram"),
             # Chooses its draft lengths itself, up to the 24 tokens of vLLM's default.
             PeerMode("suffix", "text", {"method": "suffix"}),
@@ -147,7 +146,7 @@ def peer_engine(name: str) -> PeerEngine:
 
 
 def modes_of(
-    name: str, has_draft: bool, lookup_lengths: Sequence[int], head_kind: str | None = None
+    name: str, has_draft: bool, lookup_lengths: Sequence[int], has_head: bool = False
 ) -> Iterator[PeerMode]:
     """Configurations of an engine in a benchmark.
 
@@ -155,18 +154,14 @@ def modes_of(
         name: name of the engine.
         has_draft: whether there is a draft model.
         lookup_lengths: draft lengths of drafts from the text; empty without such drafts.
-        head_kind: the kind of the head; ``None`` without one.
+        has_head: whether there is an EAGLE-3 head.
 
     Raises:
         InvalidParameterError: the engine is unknown, or has no configuration without a draft.
     """
     modes = peer_engine(name).modes
-    sources = {"none": True, "model": has_draft, "text": bool(lookup_lengths)}
-    able = [
-        mode
-        for mode in modes
-        if (mode.settings["method"] == head_kind if mode.drafts == "head" else sources[mode.drafts])
-    ]
+    sources = {"none": True, "model": has_draft, "head": has_head, "text": bool(lookup_lengths)}
+    able = [mode for mode in modes if sources[mode.drafts]]
     if not able:
         raise InvalidParameterError(
             "peers", f"{name!r} requires a draft model that other engines can load"

@@ -24,7 +24,6 @@ from typing import IO, Any
 
 from draftwise.benchmark.contenders import Turn
 from draftwise.benchmark.peer_modes import PeerMode, modes_of, peer_engine
-from draftwise.checkpoints.heads.files import read_head_config
 from draftwise.errors import InvalidParameterError, PeerError
 from draftwise.params import SamplingParams
 
@@ -55,7 +54,7 @@ class PeerModels:
         companion: folder or hub id of the companion, for peers that use one.
         stop_token_ids: the target's end-of-sequence tokens, for requests that stop at them.
         device: type of the device on which Draftwise runs, such as ``"cpu"``.
-        head: folder of a head; ``None`` leaves out all modes with a head.
+        head: folder of an EAGLE-3 head; ``None`` leaves out all modes with a head.
     """
 
     target: str
@@ -68,11 +67,6 @@ class PeerModels:
     stop_token_ids: tuple[int, ...] = ()
     device: str = "cpu"
     head: str | None = None
-
-    @property
-    def head_kind(self) -> str | None:
-        """The kind of the head; ``None`` without one."""
-        return None if self.head is None else read_head_config(self.head).kind.value
 
 
 class Peer:
@@ -290,8 +284,8 @@ def peers(
         if engines.count(engine) > 1:
             raise InvalidParameterError("peers", f"{engine!r} is named more than once")
         interpreter = text.partition("=")[2]
-        has_draft = models.draft is not None
-        for mode in modes_of(engine, has_draft, lookup_lengths, models.head_kind):
+        has_draft, has_head = models.draft is not None, models.head is not None
+        for mode in modes_of(engine, has_draft, lookup_lengths, has_head):
             log = logs / f"{engine} {mode.label}".strip().replace(" ", "-")
             found.append(
                 Peer(engine, mode, interpreter or sys.executable, models, log.with_suffix(".log"))
