@@ -57,15 +57,20 @@ def head_logits(llm, states):
         return head.read(cache, TOKENS[1:], segments, range(count), states[:-1]).logits
 
 
-def test_logits_are_those_of_transformers(models, tmp_path):
-    architecture, main, layer = models
-    path = write(tmp_path / "a.gguf", architecture, main.config, tensors_of(main, layer))
+def assert_computes(path, main, layer):
+    """A file gives the logits of a model and of its layer, as transformers computes them."""
     llm = LLM(str(path), MTP, dtype="float32")
     with torch.inference_mode():
         expected = main(torch.tensor([TOKENS])).logits[0]
     assert relative_errors(logits_of(llm.target.model, TOKENS), expected).max() < 1e-4
     expected = expected_logits(main, layer, TOKENS)
     assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
+
+
+def test_logits_are_those_of_transformers(models, tmp_path):
+    architecture, main, layer = models
+    path = write(tmp_path / "a.gguf", architecture, main.config, tensors_of(main, layer))
+    assert_computes(path, main, layer)
 
 
 def test_copies_of_the_embedding_and_the_projection_are_not_needed(tmp_path):
@@ -75,9 +80,7 @@ def test_copies_of_the_embedding_and_the_projection_are_not_needed(tmp_path):
     for own, name in (("token_embd", "embed_tokens"), ("output", "shared_head_head")):
         tensors[f"blk.3.nextn.{name}.weight"] = tensors[f"{own}.weight"]
     path = write(tmp_path / "a.gguf", "glm4moe", main.config, tensors)
-    llm = LLM(str(path), MTP, dtype="float32")
-    expected = expected_logits(main, layer, TOKENS)
-    assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
+    assert_computes(path, main, layer)
 
 
 def test_heads_may_be_rotated_as_a_whole(tmp_path):
@@ -86,12 +89,7 @@ def test_heads_may_be_rotated_as_a_whole(tmp_path):
     main, layer = build("qwen35", rope_parameters=rotary)
     keys = {"rope.dimension_count": 32, "rope.dimension_sections": [6, 5, 5, 0]}
     path = write(tmp_path / "a.gguf", "qwen35", main.config, tensors_of(main, layer), **keys)
-    llm = LLM(str(path), MTP, dtype="float32")
-    with torch.inference_mode():
-        expected = main(torch.tensor([TOKENS])).logits[0]
-    assert relative_errors(logits_of(llm.target.model, TOKENS), expected).max() < 1e-4
-    expected = expected_logits(main, layer, TOKENS)
-    assert relative_errors(head_logits(llm, states_of(main)), expected).max() < 1e-4
+    assert_computes(path, main, layer)
 
 
 @pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")

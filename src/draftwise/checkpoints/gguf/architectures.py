@@ -56,7 +56,6 @@ class Architecture:
         unused: tensors that a file may have although the model does not use them.
         has_mtp: whether the last blocks may be those of MTP layers, which the model does not use.
         mtp_copies: tensors of an MTP layer that are copies of the model's embedding and projection.
-        has_latents: whether queries, keys and values are computed from normalised latent vectors.
     """
 
     model_type: str
@@ -78,7 +77,6 @@ class Architecture:
     unused: Callable[[Metadata], Iterable[str]] = lambda metadata: ()
     has_mtp: bool = False
     mtp_copies: frozenset[str] = frozenset()
-    has_latents: bool = False
 
 
 _UNREAD = "llama.cpp does not read it for this architecture"
@@ -328,7 +326,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         head_size=latent.rotated_size,
         joined=names.GLM4_EXPERTS,
         joined_by=latent.keys_and_values,
-        has_latents=True,
     ),
     "exaone4": Architecture(
         "exaone4",

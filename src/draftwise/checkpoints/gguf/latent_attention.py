@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftwise.checkpoints.gguf.metadata import Metadata
 from draftwise.checkpoints.gguf.mixture_settings import routed_experts
@@ -103,11 +104,11 @@ def _by_head(keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
 
 
-def set_epsilons(model: nn.Module, epsilon: float) -> None:
-    """Let the norms of latent vectors have the model's epsilon, as in llama.cpp.
+def set_epsilons(model: Any) -> None:
+    """Let the norms of latent vectors, if there are any, have the model's epsilon.
 
-    In transformers it is always 1e-6.
+    So in llama.cpp. In transformers it is always 1e-6.
     """
     for name, module in model.named_modules():
         if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
-            module.variance_epsilon = epsilon
+            module.variance_epsilon = model.config.rms_norm_eps

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from draftwise.checkpoints.gguf.metadata import Metadata
-from draftwise.checkpoints.gguf.model_settings import granite, granitehybrid, lfm2
+from draftwise.checkpoints.gguf.model_settings import (
+    attention_layers,
+    granite,
+    granitehybrid,
+    lfm2,
+)
 from draftwise.checkpoints.gguf.parameter_names import Joined, by_layer
 from draftwise.checkpoints.gguf.shared_settings import (
     Settings,
@@ -17,6 +22,7 @@ from draftwise.checkpoints.gguf.shared_settings import (
     attention_bias,
     experts_settings,
     has_tensors,
+    local_experts,
 )
 
 _SIGMOID = 2
@@ -30,20 +36,20 @@ def _scored_by_sigmoid(metadata: Metadata) -> None:
 
 def routed_experts(metadata: Metadata) -> Settings:
     """Experts of DeepSeek and of GLM: some are chosen, and all tokens read others."""
+    return {
+        **_chosen_experts(metadata),
+        "n_shared_experts": metadata.count("expert_shared_count"),
+        "first_k_dense_replace": _num_dense(metadata),
+    }
+
+
+def _chosen_experts(metadata: Metadata) -> Settings:
+    """The experts of which some are chosen, and how their weights follow from their scores."""
     experts = experts_settings(metadata)
     return {
         "n_routed_experts": experts["num_experts"],
         "num_experts_per_tok": experts["num_experts_per_tok"],
-        "n_shared_experts": metadata.count("expert_shared_count"),
         "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "first_k_dense_replace": _num_dense(metadata),
-        **_weights(metadata),
-    }
-
-
-def _weights(metadata: Metadata) -> Settings:
-    """How the weights of a token's experts are computed from their scores, without groups."""
-    return {
         "norm_topk_prob": metadata.flag("expert_weights_norm", False),
         "routed_scaling_factor": metadata.number("expert_weights_scale", 0.0) or 1.0,
         "n_group": 1,
@@ -115,24 +121,19 @@ def ernie4_5_moe(metadata: Metadata, shape: Shape) -> Settings:
 
 def minimax_m2(metadata: Metadata, shape: Shape) -> Settings:
     """MiniMax-M2: a sigmoid with a bias, and norms of all queries and of all keys."""
-    experts = experts_settings(metadata)
     _scored_by_sigmoid(metadata)
     return {
-        "num_local_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
+        **local_experts(metadata),
         "intermediate_size": metadata.count("feed_forward_length"),
     }
 
 
 def nemotron_h(metadata: Metadata, shape: Shape) -> Settings:
     """Nemotron-H, 2 and 3: each layer is of attention, of Mamba-2, or a feed-forward block."""
-    kv_heads = metadata.counts("attention.head_count_kv")
+    attention = attention_layers(metadata, shape, "linear_attention")
     widths = metadata.counts("feed_forward_length")
     has_experts = bool(metadata.value("expert_count", 0))
     block = "moe" if has_experts else "mlp"
-    if len(set(kv_heads) - {0}) != 1:
-        name = "attention.head_count_kv"
-        raise metadata.refuse(name, "layers of attention must have the same number, and exist")
     if len(set(widths) - {0}) != 1:
         name = "feed_forward_length"
         raise metadata.refuse(name, "feed-forward blocks must have the same size, and exist")
@@ -140,11 +141,11 @@ def nemotron_h(metadata: Metadata, shape: Shape) -> Settings:
     if inner % heads:
         raise metadata.refuse("ssm.inner_size", f"it must be a multiple of the {heads} heads")
     return {
-        "num_key_value_heads": max(kv_heads),
+        "num_key_value_heads": attention["num_key_value_heads"],
         "intermediate_size": max(widths),
         "layers_block_type": [
-            "full_attention" if kv else block if width else "linear_attention"
-            for kv, width in zip(kv_heads, widths, strict=True)
+            block if width and kind == "linear_attention" else kind
+            for kind, width in zip(attention["layer_types"], widths, strict=True)
         ],
         "mlp_bias": has_tensors(metadata, "ffn_up.bias", "ffn_down.bias"),
         "mamba_num_heads": heads,
@@ -158,14 +159,10 @@ def nemotron_h(metadata: Metadata, shape: Shape) -> Settings:
 
 
 def _nemotron_experts(metadata: Metadata) -> Settings:
-    experts = experts_settings(metadata)
     return {
-        "n_routed_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
-        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        **_chosen_experts(metadata),
         "moe_shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
         "moe_latent_size": metadata.value("moe_latent_size") or None,
-        **_weights(metadata),
     }
 
 
@@ -187,13 +184,11 @@ def granite_hybrid(metadata: Metadata, shape: Shape) -> Settings:
 
 def granite_experts(metadata: Metadata) -> Settings:
     """The sizes of Granite's experts."""
-    experts = experts_settings(metadata)
     shared = "expert_shared_feed_forward_length"
     own = {"shared_intermediate_size": metadata.count(shared)} if metadata.has(shared) else {}
     return {
         **own,
-        "num_local_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
+        **local_experts(metadata),
         "intermediate_size": metadata.count("feed_forward_length"),
     }
 

@@ -17,6 +17,7 @@ from draftwise.checkpoints.gguf.shared_settings import (
     experts_settings,
     has_tensors,
     layer_types,
+    local_experts,
     same_base,
 )
 
@@ -25,13 +26,7 @@ def llama(metadata: Metadata, shape: Shape) -> Settings:
     """Llama, and Mixtral if there are experts."""
     if not metadata.value("expert_count", 0):
         return biases(metadata, shape)
-    experts = experts_settings(metadata)
-    return {
-        "model_type": "mixtral",
-        "num_local_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
-        "sliding_window": None,
-    }
+    return {"model_type": "mixtral", **local_experts(metadata), "sliding_window": None}
 
 
 def mistral3(metadata: Metadata, shape: Shape) -> Settings:
@@ -55,7 +50,7 @@ def mistral3(metadata: Metadata, shape: Shape) -> Settings:
     }
 
 
-def _attention_layers(metadata: Metadata, shape: Shape, other: str) -> Settings:
+def attention_layers(metadata: Metadata, shape: Shape, other: str) -> Settings:
     """Layers with key-value heads are of attention, and those without of another type."""
     name = "attention.head_count_kv"
     counts = metadata.counts(name)
@@ -71,7 +66,7 @@ def _attention_layers(metadata: Metadata, shape: Shape, other: str) -> Settings:
 def lfm2(metadata: Metadata, shape: Shape) -> Settings:
     """LFM2: layers without keys and values are short convolutions."""
     return {
-        **_attention_layers(metadata, shape, "conv"),
+        **attention_layers(metadata, shape, "conv"),
         "conv_L_cache": metadata.count("shortconv.l_cache"),
         "conv_bias": False,
         "block_auto_adjust_ff_dim": False,
@@ -90,7 +85,7 @@ def granitehybrid(metadata: Metadata, shape: Shape) -> Settings:
     feed_forward = metadata.count("feed_forward_length")
     return {
         **settings,
-        **_attention_layers(metadata, shape, "linear_attention"),
+        **attention_layers(metadata, shape, "linear_attention"),
         "position_embedding_type": "rope",
         "intermediate_size": feed_forward,
         "shared_intermediate_size": feed_forward,
@@ -185,10 +180,8 @@ def olmo2(metadata: Metadata, shape: Shape) -> Settings:
 def gpt_oss(metadata: Metadata, shape: Shape) -> Settings:
     """gpt-oss: experts, attention sinks, and a window in every second layer."""
     same_base(metadata, shape)
-    experts = experts_settings(metadata)
     return {
-        "num_local_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
+        **local_experts(metadata),
         "intermediate_size": metadata.count("expert_feed_forward_length"),
         "sliding_window": metadata.count("attention.sliding_window"),
         "layer_types": layer_types(metadata, shape, 2),

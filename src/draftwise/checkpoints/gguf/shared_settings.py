@@ -79,6 +79,15 @@ def same_base(metadata: Metadata, shape: Shape) -> None:
     metadata.require("rope.freq_base_swa", base, because=f"it must equal rope.freq_base, {base}")
 
 
+def local_experts(metadata: Metadata) -> Settings:
+    """The same as :func:`experts_settings`, by Mixtral's names."""
+    experts = experts_settings(metadata)
+    return {
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+    }
+
+
 def experts_settings(metadata: Metadata) -> Settings:
     """Number of experts and of those that each token chooses, without groups."""
     if metadata.value("expert_group_count", 0) not in (0, 1):

@@ -206,8 +206,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 def _finish(file: GgufFile, model: Any) -> None:
     """Complete what the configuration cannot say, and refuse what the model cannot compute."""
-    if architecture_of(file).has_latents:
-        set_epsilons(model, model.config.rms_norm_eps)
+    set_epsilons(model)
     _check_rotary(file, model)
 
 
